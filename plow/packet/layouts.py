@@ -1,0 +1,55 @@
+"""Weight layouts: how a checkpoint tensor lies in the arena so that an interpreter streams it.
+
+    units: W [N, K] bf16 -> [ceil(N/32)][K/2][2][16][2];  unit u, pair p, half h, lane l, j holds W[32u + 16h + l, 2p + j]
+
+One 128-byte step of a unit holds two k of 32 output rows: a shift or a mask decodes it to fp32, bf16 dot products take
+it as it is, and the epilogue is lane-wise. Rows beyond N are zero.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plow.errors import LoweringError
+from plow.packet.abi import LANES, UNIT_ROWS
+
+
+def units_bytes(n: int, k: int) -> int:
+    return num_units(n) * UNIT_ROWS * k * 2
+
+
+def num_units(n: int) -> int:
+    return -(-n // UNIT_ROWS)
+
+
+def pack_units(weight: np.ndarray) -> np.ndarray:
+    """weight: [N, K], 2-byte dtype, K a multiple of 16 -> u16 [N/32, K/2, 2, 16, 2]."""
+    n, k = weight.shape
+    if k % LANES:
+        raise LoweringError(f"input features {k} are no multiple of {LANES}", "", "pad the checkpoint")
+    bits = weight.view(np.uint16)
+    pad = num_units(n) * UNIT_ROWS - n
+    if pad:
+        bits = np.concatenate([bits, np.zeros((pad, k), np.uint16)])
+    # Copy in k-chunks of 32 rows: contiguous reads of a row beat one big strided transpose.
+    return np.ascontiguousarray(bits.reshape(-1, 2, LANES, k // 2, 2).transpose(0, 3, 1, 2, 4))
+
+
+def unpack_units(packed: np.ndarray, n: int) -> np.ndarray:
+    """Inverse of pack_units: u16 [N, K]."""
+    units, pairs = packed.shape[:2]
+    return packed.transpose(0, 2, 3, 1, 4).reshape(units * UNIT_ROWS, 2 * pairs)[:n]
+
+
+def pack_gated(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """gate, up: [F, K] -> units whose first half is 16 gate rows and second half the 16 up rows of the same columns."""
+    f, k = gate.shape
+    pad = -f % LANES
+    g, u = (np.pad(w.view(np.uint16), ((0, pad), (0, 0))).reshape(-1, LANES, k) for w in (gate, up))
+    return pack_units(np.stack([g, u], axis=1).reshape(-1, k))
+
+
+def norm_vector(weight: np.ndarray, zero_centered: bool) -> np.ndarray:
+    """f32 vector of a norm weight with the +1 of zero-centred norms folded in."""
+    w = weight.astype(np.float32)
+    return w + np.float32(1.0) if zero_centered else w
