@@ -76,6 +76,18 @@ def show(repo: Path, commit: str, path: str) -> bytes | None:
     return git(repo, "cat-file", "blob", entry.oid) if entry else None
 
 
+def blobs(repo: Path, oids: Iterable[str]) -> dict[str, bytes]:
+    """Contents of many blobs in one call."""
+    wanted = sorted(set(oids))
+    raw, at, found = git(repo, "cat-file", "--batch", stdin="".join(f"{o}\n" for o in wanted).encode()), 0, {}
+    for oid in wanted:
+        head_end = raw.index(b"\n", at)
+        size = int(raw[at:head_end].split()[2])
+        found[oid] = raw[head_end + 1: head_end + 1 + size]
+        at = head_end + 1 + size + 1
+    return found
+
+
 def is_ancestor(repo: Path, old: str, new: str) -> bool:
     try:
         return git(repo, "merge-base", old, new).decode().strip() == old
@@ -100,9 +112,9 @@ def differs(root: Path, path: str, entry: Entry) -> bool:
     return blob_id(disk, entry.mode, entry.oid) != entry.oid
 
 
-def untracked(repo: Path) -> list[str]:
-    """Files on disk that git does not track, ignored ones included (an ignored module still shadows a tracked one)."""
-    return [os.fsdecode(p) for p in git(repo, "ls-files", "--others", "-z").split(b"\0") if p]
+def untracked(repo: Path, folders: Iterable[str]) -> list[str]:
+    """Files under the folders that git does not track, ignored ones included (an ignored module shadows a tracked one)."""
+    return [os.fsdecode(p) for p in git(repo, "ls-files", "--others", "-z", "--", *folders).split(b"\0") if p]
 
 
 def snapshot(repo: Path, paths: Iterable[str]) -> str:

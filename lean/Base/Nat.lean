@@ -59,12 +59,32 @@ theorem zero_mul (n : Nat) : 0 * n = 0 := by
   induction n with
   | zero => rfl
   | succ n ih => exact ih
+theorem one_mul (n : Nat) : 1 * n = n := by rw [succ_mul, zero_mul, zero_add]
+protected theorem mul_comm (n m : Nat) : n * m = m * n := by
+  induction m with
+  | zero => rw [zero_mul]; rfl
+  | succ m ih => rw [succ_mul, ← ih]; rfl
+protected theorem mul_add (a b c : Nat) : a * (b + c) = a * b + a * c := by
+  induction c with
+  | zero => rfl
+  | succ c ih =>
+    show a * (b + c) + a = a * b + (a * c + a)
+    rw [ih, Nat.add_assoc]
+protected theorem mul_assoc (a b c : Nat) : (a * b) * c = a * (b * c) := by
+  induction c with
+  | zero => rfl
+  | succ c ih =>
+    show a * b * c + a * b = a * (b * c + b)
+    rw [ih, Nat.mul_add]
 theorem mul_le_mul_right {n m : Nat} (k : Nat) (h : n ≤ m) : n * k ≤ m * k := by
   induction h with
   | refl => exact Nat.le_refl _
   | step _ ih => rw [succ_mul]; exact Nat.le_trans ih (le_add_right _ _)
 theorem not_le_of_gt {n m : Nat} (h : n < m) : ¬ m ≤ n := fun h' => Nat.lt_irrefl n (Nat.lt_of_lt_of_le h h')
 theorem lt_of_not_le {n m : Nat} (h : ¬ m ≤ n) : n < m := (Nat.lt_or_ge n m).elim (fun h => h) (fun h' => absurd h' h)
+theorem not_lt_of_le {n m : Nat} (h : m ≤ n) : ¬ n < m := fun h' => not_le_of_gt h' h
+protected theorem le_of_lt {n m : Nat} (h : n < m) : n ≤ m := Nat.le_trans (Nat.le_succ n) h
+protected theorem le_of_eq {n m : Nat} (h : n = m) : n ≤ m := h ▸ Nat.le_refl n
 theorem le_of_not_lt {n m : Nat} (h : ¬ n < m) : m ≤ n := (Nat.lt_or_ge n m).elim (fun h' => absurd h' h) (fun h => h)
 /-- `x < y` as a Boolean the kernel evaluates with GMP. -/
 def blt (x y : Nat) : Bool := ble (succ x) y
@@ -129,6 +149,8 @@ theorem all_cat {f : α → Bool} {a b : List α} (ha : a.all f = true) (hb : b.
   | cons x a ih =>
     have h := (Bool.and_eq_true (f x) (a.all f)).mp ha
     exact (Bool.and_eq_true (f x) _).mpr ⟨h.left, ih h.right⟩
+theorem mapK_nil (f : α → β) : mapK f [] = [] := rfl
+theorem mapK_cons (f : α → β) (a : α) (l : List α) : mapK f (a :: l) = f a :: mapK f l := rfl
 -- The elaborator must not unfold payloads; the kernel ignores this attribute.
 attribute [irreducible] cat mapK
 end List

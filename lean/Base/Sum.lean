@@ -1,5 +1,5 @@
 /-
-Base.Sum : finite sums of natural numbers, as used to count signals.
+Base.Sum : finite sums of natural numbers, and counting in lists.
 -/
 prelude
 import Base.Nat
@@ -8,6 +8,10 @@ set_option linter.all false
 
 /-- `f 0 + ... + f (n - 1)`. -/
 noncomputable def sum (n : Nat) (f : Nat → Nat) : Nat := Nat.rec 0 (fun i ih => ih + f i) n
+
+/-- How often `c` occurs in a list. -/
+noncomputable def count (c : Nat) (l : List Nat) : Nat :=
+  List.rec 0 (fun a _ ih => cond (Nat.beq a c) (Nat.succ ih) ih) l
 
 namespace Sum
 

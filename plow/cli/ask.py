@@ -20,6 +20,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from plow.cli.common import emit
 from plow.errors import BundleError, PlowError, RequestError
 
 START_TIMEOUT_S = 120.0
@@ -112,6 +113,10 @@ def chat(base: str, question: str, max_tokens: int) -> dict[str, Any]:
             "seconds": round(seconds, 4)}
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="the user message")],
     assets: Annotated[Path, typer.Option(help="bundle directory")],
@@ -124,13 +129,15 @@ def ask(
         with serving(assets, start_timeout) as base:
             result = chat(base, question, max_tokens)
     except PlowError as e:
-        print(json.dumps(e.as_dict()) if as_json else f"error: {e.line()}", file=sys.stdout if as_json else sys.stderr)
+        if as_json:
+            emit(dict(e.as_dict()))
+        print(f"error: {e.line()}", file=sys.stderr)
         raise typer.Exit(e.exit_code) from None
     if as_json:
-        print(json.dumps({"schema": "plow.ask/1", "question": question, **result}))
+        emit({"schema": "plow.ask/1", "question": question, **result})
     else:
         print(f"Q: {question}\nA: {result['answer']}")
 
 
 if __name__ == "__main__":
-    typer.run(ask)
+    app()

@@ -1,63 +1,67 @@
-"""What every command line shares: JSON on stdout, words on stderr, one-line typed errors, exit codes."""
+"""What every command shares: one JSON object on stdout, logs on stderr, one-line errors and their exit codes."""
 
 from __future__ import annotations
 
 import json
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 
 from plow.errors import PlowError
 
 console = Console(stderr=True, highlight=False)
-"""For people; stdout belongs to results."""
+"""Progress and messages for people; stdout belongs to results."""
+
+JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
 
-def emit(data: dict[str, Any]) -> None:
-    """Print one JSON object with a `schema` field on stdout."""
-    if "schema" not in data:
-        raise ValueError("a JSON result needs a schema field")
-    sys.stdout.write(json.dumps(data, default=str) + "\n")
+def new_app(help: str) -> typer.Typer:
+    """A command line whose errors are ours and not a pretty-printed stack."""
+    return typer.Typer(help=help, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def emit(result: dict[str, Any]) -> None:
+    """One JSON object on stdout. `result` names its schema."""
+    sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
 
 
-def run_app(app: typer.Typer, argv: list[str] | None = None) -> int:
-    """Run a typer app; a PlowError becomes one line on stderr (with --json: one object on stdout) and its exit code.
+@contextmanager
+def reporting(as_json: bool = False, debug: bool = False) -> Iterator[None]:
+    """Turns an error of the block into a message and an exit code.
 
-    `--debug` anywhere on the command line shows the traceback. Bad usage exits with 2.
+    PlowError: its line and its code. Anything else is a bug of ours and is called so. With `debug` the traceback comes
+    first. With `as_json` the error is one JSON object on stdout.
     """
-    args = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in args
-    args = [a for a in args if a != "--debug"]
     try:
-        code = typer.main.get_command(app).main(args, standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        yield
     except PlowError as e:
-        if debug:
-            traceback.print_exc()
-        if "--json" in args:
-            emit(e.as_dict())
-        console.print(f"[red]{e.kind}[/red]: {e.line()}", soft_wrap=True, markup=True)
-        return e.exit_code
-    except click.exceptions.Exit as e:
-        return e.exit_code
-    except (click.ClickException, click.Abort) as e:
-        if isinstance(e, click.ClickException):
-            e.show()
-        return 2
-    except KeyboardInterrupt:
-        return 130
+        _report(e.as_dict(), f"error: {e.line()}", as_json, debug)
+        raise typer.Exit(e.exit_code) from e
+    except KeyboardInterrupt as e:
+        _report({"schema": "plow.error/1", "error": "Interrupted", "what": "interrupted", "where": "", "fix": ""},
+                "interrupted", as_json, debug)
+        raise typer.Exit(130) from e
+    except (typer.Exit, typer.Abort, SystemExit):
+        raise
+    except Exception as e:
+        what = f"internal error: {type(e).__name__}: {e}"
+        fix = "run again with --debug and report the traceback"
+        _report({"schema": "plow.error/1", "error": "InternalError", "what": what, "where": "", "fix": fix},
+                f"{what} -> {fix}", as_json, debug)
+        raise typer.Exit(2) from e
 
 
-def main_of(app: typer.Typer) -> Callable[[], None]:
-    """The entry point of a console script."""
-
-    def main() -> None:
-        sys.exit(run_app(app))
-
-    return main
+def _report(body: dict[str, str], line: str, as_json: bool, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    if as_json:
+        emit(body)
+    else:
+        console.print(line, style="bold red", markup=False, soft_wrap=True)

@@ -35,6 +35,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def codes(names: Iterable[object]) -> str:
+    return ", ".join(f"`{n}`" for n in names)
+
+
 def member_docs(cls: type) -> dict[str, str]:
     """Docstrings that stand below the members of a class: {member name: text}."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
@@ -74,9 +78,9 @@ def opcode_section(opcode: abi.Opcode, spec: abi.OpcodeSpec) -> str:
     if rows:
         text += "\n" + table(["place", "name", "meaning"], rows)
     if spec.flags:
-        text += "\nFlags: " + ", ".join(f"`{f.name}`" for f in abi.Flag if f in spec.flags) + "\n"
+        text += "\nFlags: " + codes(f.name for f in abi.Flag if f in spec.flags) + "\n"
     if spec.epilogues:
-        text += "\nEpilogues: " + ", ".join(f"`{e.name}`" for e in spec.epilogues) + "\n"
+        text += "\nEpilogues: " + codes(e.name for e in spec.epilogues) + "\n"
     return text
 
 
@@ -112,9 +116,9 @@ def default(attr: Attr) -> str:
 
 def op_section(spec: OpSpec) -> str:
     text = f"### {spec.name}\n\n`{spec.doc}`\n\n"
-    text += f"Inputs: {', '.join(f'`{i}`' for i in spec.inputs)}. Outputs: {', '.join(f'`{o}`' for o in spec.outputs)}.\n"
+    text += f"Inputs: {codes(spec.inputs)}. Outputs: {codes(spec.outputs)}.\n"
     if spec.fused:
-        text += f"Stands for: {', '.join(f'`{o}`' for o in spec.fused)}.\n"
+        text += f"Stands for: {codes(spec.fused)}.\n"
     if spec.attrs:
         rows = ((f"`{n}`", a.type.__name__, default(a), a.doc) for n, a in spec.attrs.items())
         text += "\n" + table(["attribute", "type", "default", "meaning"], rows)

@@ -11,7 +11,7 @@ from plow.graph.ir import ABSENT
 from plow.hw import Machine
 
 Bind = dict[str, int]
-"""{"T": rows of the step, "S": sampled rows, "C": cached positions of a sequence}; "Q": sequences of the step (default 1)."""
+"""{"T": rows of the step, "S": sampled rows, "C": cached positions of a sequence}; "Q": sequences (default 1)."""
 
 MATMUL_BASE = frozenset({"linear", "attention"})
 """Base operators that run on the matrix units, and with them every fused operator that contains one."""
@@ -19,7 +19,7 @@ MATMUL_BASE = frozenset({"linear", "attention"})
 
 @dataclass(frozen=True)
 class OpPrice:
-    """One row of a price table. seconds = max(memory_s, compute_s) + overhead_s; bound: "memory" | "compute" | "overhead"."""
+    """One row of a price table. seconds = max(memory_s, compute_s) + overhead_s; bound: the largest of the three."""
 
     node: str
     op: str

@@ -35,4 +35,4 @@ def _value(name: str, values: dict[str, Any], weights: Mapping[str, np.ndarray],
         return None
     if name in values:
         return values[name]
-    return np.asarray(weights[name]).astype(dtype)
+    return np.asarray(weights[name]).astype(dtype, copy=False)

@@ -39,8 +39,8 @@ def rms_norm(x: Array, weight: Array, *, eps: float, zero_centered: bool = False
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> list[Array]:
-    y = x @ weight.astype(x.dtype).T
-    return [y if bias is None else y + bias.astype(x.dtype)]
+    y = x @ weight.astype(x.dtype, copy=False).T
+    return [y if bias is None else y + bias.astype(x.dtype, copy=False)]
 
 
 def rope(x: Array, positions: Array, *, head_dim: int, rotary_dim: int, theta: float, scaling: dict[str, Any] | None = None) -> list[Array]:

@@ -23,7 +23,7 @@ class Machine:
     workers: threads (CPU) or SMs (GPU). read_bytes_per_s: streaming read of memory. fp32_flops, bf16_flops: multiply
     and add count 2. hop_s: from a counter signal to the moment another worker has seen it. packet_s: fetch and
     dispatch of one packet. matmul: the arithmetic of projections and attention, "fp32" or "bf16". note: date, method.
-    sources: number -> "measured" | "datasheet" | "estimated"; datasheet: the vendor's values, kept beside measured ones.
+    sources: number -> "measured" | "datasheet" | "estimated"; datasheet: the vendor's values, beside measured ones.
     """
 
     name: str
@@ -39,12 +39,13 @@ class Machine:
     datasheet: dict[str, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
+        where = f"machine {self.name!r}"
         for key in (*NUMBERS, "workers"):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ConfigError(f"{key} must be a positive number, is {value!r}", f"machine {self.name!r}")
+                raise ConfigError(f"{key} must be a positive number, is {value!r}", where)
         if self.matmul not in MATMUL:
-            raise ConfigError(f"matmul must be one of {', '.join(MATMUL)}, is {self.matmul!r}", f"machine {self.name!r}")
+            raise ConfigError(f"matmul must be one of {', '.join(MATMUL)}, is {self.matmul!r}", where)
 
     def to_json(self) -> dict[str, Any]:
         """Flat form, e.g. to be written by the tuning stage; `from_json` reads it back to an equal Machine."""
@@ -69,7 +70,7 @@ class Machine:
         if unknown := sorted(flat.keys() - known):
             raise ConfigError(f"unknown field {unknown[0]!r}", where, f"known: {', '.join(sorted(known))}")
         if missing := [k for k in ("name", "workers", *NUMBERS) if k not in flat]:
-            raise ConfigError(f"field {missing[0]!r} is missing", where, "state it, in 'estimated' if nothing better is known")
+            raise ConfigError(f"field {missing[0]!r} is missing", where, "state it, as 'estimated' if it is a guess")
         return cls(**flat)
 
 
@@ -84,7 +85,8 @@ def load(name_or_path: str | Path) -> Machine:
     if path.suffix != ".json":
         path = SPECS / f"{name_or_path}.json"
     if not path.is_file():
-        raise ConfigError(f"no machine {str(name_or_path)!r}", str(path), f"known: {', '.join(names())}, or give a JSON file")
+        known = ", ".join(names())
+        raise ConfigError(f"no machine {str(name_or_path)!r}", str(path), f"known: {known}, or a JSON file")
     try:
         data = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as e:

@@ -38,7 +38,8 @@ class Variant:
             for name, sort in variables(pattern):
                 if sorts.setdefault(name, sort) != sort:
                     raise GraphError(f"variable {name!r} is {sorts[name]} and {sort}", self.lhs[root])
-        computed = {w.split()[1] for w in self.where if w.startswith("(= ") and is_variable(w.split()[1])} - sorts.keys()
+        names = {w.split()[1] for w in self.where if w.startswith("(= ")}
+        computed = {name for name in names if is_variable(name)} - sorts.keys()
         for root, text in self.rhs.items():
             found = dict(variables(parse(text, sorts.keys() | computed)))
             if root not in sorts:

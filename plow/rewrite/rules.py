@@ -68,7 +68,8 @@ def _qkv(q: str, kv: str, rhs: str, *where: str) -> Variant:
 
 
 _rule(Rule(
-    "qkv", "q, k and v projection of one input, rope and the cache append as one grouped projection", "exact", "qkv", "qkv",
+    "qkv", "q, k and v projection of one input, rope and the cache append as one grouped projection", "exact",
+    "qkv", "qkv",
     (_qkv("(rope (linear x q_weight) positions)",
           "(kv_append (rope (linear x k_weight) positions) (linear x v_weight) positions slots)",
           "(qkv x - q_weight k_weight v_weight - - positions slots)"),
@@ -76,21 +77,24 @@ _rule(Rule(
           "(qkv x - q_weight k_weight v_weight - - positions slots rotary_dim=0 theta=0.0)"))))
 
 PER_HEAD = ("(= (width q_norm) head_dim)", "(= (width k_norm) head_dim)")
+Q_NORMED = "(rms_norm (linear x q_weight) q_norm eps=qk_eps)"
+K_NORMED = "(rms_norm (linear x k_weight) k_norm eps=qk_eps)"
+QKV_NORMED = "qkv x - q_weight k_weight v_weight q_norm k_norm positions slots eps=0.0"
 _rule(Rule(
     "qkv_qk_norm", "the grouped projection with per-head norms of q and k", "exact", "qkv", "qkv",
-    (_qkv("(rope (rms_norm (linear x q_weight) q_norm eps=qk_eps) positions)",
-          "(kv_append (rope (rms_norm (linear x k_weight) k_norm eps=qk_eps) positions) (linear x v_weight) positions slots)",
-          "(qkv x - q_weight k_weight v_weight q_norm k_norm positions slots eps=0.0)", *PER_HEAD),
-     _qkv("(rms_norm (linear x q_weight) q_norm eps=qk_eps)",
-          "(kv_append (rms_norm (linear x k_weight) k_norm eps=qk_eps) (linear x v_weight) positions slots)",
-          "(qkv x - q_weight k_weight v_weight q_norm k_norm positions slots eps=0.0 rotary_dim=0 theta=0.0)", *PER_HEAD))))
+    (_qkv(f"(rope {Q_NORMED} positions)",
+          f"(kv_append (rope {K_NORMED} positions) (linear x v_weight) positions slots)",
+          f"({QKV_NORMED})", *PER_HEAD),
+     _qkv(Q_NORMED, f"(kv_append {K_NORMED} (linear x v_weight) positions slots)",
+          f"({QKV_NORMED} rotary_dim=0 theta=0.0)", *PER_HEAD))))
 
+WEIGHTS = "q_weight k_weight v_weight"
 _rule(Rule(
     "norm_qkv", "normalise the rows while the grouped projection reads them", "exact", "qkv", "qkv",
-    (Variant({"t": "(qkv (rms_norm x norm_weight) - q_weight k_weight v_weight - - positions slots eps=_ zero_centered=_)"},
-             {"t": "(qkv x norm_weight q_weight k_weight v_weight - - positions slots)"}, (WHOLE_ROW,)),
-     Variant({"t": "(qkv (rms_norm x norm_weight) - q_weight k_weight v_weight q_norm k_norm positions slots eps=_)"},
-             {"t": "(qkv x norm_weight q_weight k_weight v_weight q_norm k_norm positions slots)"}, (WHOLE_ROW, *PER_HEAD)))))
+    (Variant({"t": f"(qkv (rms_norm x norm_weight) - {WEIGHTS} - - positions slots eps=_ zero_centered=_)"},
+             {"t": f"(qkv x norm_weight {WEIGHTS} - - positions slots)"}, (WHOLE_ROW,)),
+     Variant({"t": f"(qkv (rms_norm x norm_weight) - {WEIGHTS} q_norm k_norm positions slots eps=_)"},
+             {"t": f"(qkv x norm_weight {WEIGHTS} q_norm k_norm positions slots)"}, (WHOLE_ROW, *PER_HEAD)))))
 
 _rule(Rule(
     "scale_scale", "two constant factors in a row are one", "reassociation", "scale", "scale",

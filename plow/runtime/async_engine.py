@@ -5,47 +5,50 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from plow.errors import PlowError, RequestError
 from plow.runtime.engine import Engine
-from plow.runtime.request import Event, Overloaded, Request
+from plow.runtime.request import Event, Finish, Overloaded, Request
 
 Item = Event | Exception
 
 
-class Stream:
-    """Events of one request, read by the event loop that submitted it."""
+class Mailbox:
+    """Events of one or several requests, read by the event loop that made it."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[Item] = asyncio.Queue()
-        self.id = -1
-        """Set by the engine's thread when the request is queued there."""
+        self._items: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        """Raises the engine's error when the step that served this request failed."""
-        while True:
-            item = await self._items.get()
-            if isinstance(item, Exception):
-                raise item
-            yield item
-            if item.finish:
-                return
+    async def get(self) -> tuple[int, Event]:
+        """(index that the request was submitted with, its next event). Raises the error of a failed step."""
+        index, item = await self._items.get()
+        if isinstance(item, Exception):
+            raise item
+        return index, item
 
-    def cancel(self) -> None:
-        """Abort the request; its blocks are free before the engine's next step. Harmless after its end."""
-        self._engine.cancel(self)
-
-    def put(self, items: list[Item]) -> None:
-        for item in items:
-            self._items.put_nowait(item)
-
-    def deliver(self, items: list[Item]) -> None:
+    def deliver(self, index: int, items: list[Item]) -> None:
         """From the engine's thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.put, items)
+            self._loop.call_soon_threadsafe(self._put, index, items)
+
+    def _put(self, index: int, items: list[Item]) -> None:
+        for item in items:
+            self._items.put_nowait((index, item))
+
+
+class Ticket:
+    """A submitted request."""
+
+    def __init__(self, engine: AsyncEngine, mailbox: Mailbox, index: int) -> None:
+        self._engine, self.mailbox, self.index = engine, mailbox, index
+        self.id = -1
+        """The engine's number of it, known once its thread has queued the request."""
+
+    def cancel(self, reason: Finish = "abort") -> None:
+        """End the request; its blocks are free before the engine's next step. Harmless after its end."""
+        self._engine.cancel(self, reason)
 
 
 class AsyncEngine:
@@ -56,36 +59,40 @@ class AsyncEngine:
         self.max_waiting = max_waiting
         self.last_error: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._streams: dict[int, Stream] = {}
+        self._tickets: dict[int, Ticket] = {}
         self._thread = threading.Thread(target=self._run, name="plow-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request) -> Stream:
-        """Call from a running event loop. Raises RequestError (Overloaded, ContextTooLong, ...)."""
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> Ticket:
+        """Queue a request whose events go to `mailbox` under `index`. Raises RequestError (Overloaded, ...)."""
         request.check(self.engine.limits)
-        if not self._thread.is_alive():
+        if not self.alive:
             raise RequestError("the engine has stopped", self.last_error or "", "restart the server")
         waiting = self.engine.waiting + self._commands.qsize()
         if waiting >= self.max_waiting:
             raise Overloaded(f"{waiting} requests are waiting", "queue", "try again later")
-        stream = Stream(self)
-        self._commands.put(lambda: self._add(stream, request))
-        return stream
+        ticket = Ticket(self, mailbox, index)
+        self._commands.put(lambda: self._add(ticket, request))
+        return ticket
 
-    def cancel(self, stream: Stream) -> None:
-        self._commands.put(lambda: self._abort(stream))
+    def cancel(self, ticket: Ticket, reason: Finish) -> None:
+        self._commands.put(lambda: self._cancel(ticket, reason))
 
     def close(self) -> None:
-        """Abort everything and end the thread."""
+        """End every request and the thread."""
         self._commands.put(None)
         self._thread.join()
 
-    def _add(self, stream: Stream, request: Request) -> None:
-        stream.id = self.engine.add(request)
-        self._streams[stream.id] = stream
+    def _add(self, ticket: Ticket, request: Request) -> None:
+        ticket.id = self.engine.add(request)
+        self._tickets[ticket.id] = ticket
 
-    def _abort(self, stream: Stream) -> None:
-        event = self.engine.abort(stream.id)
+    def _cancel(self, ticket: Ticket, reason: Finish) -> None:
+        event = self.engine.abort(ticket.id, reason)
         if event:
             self._deliver([event])
 
@@ -96,11 +103,10 @@ class AsyncEngine:
                     self._deliver(self.engine.step())
                 except PlowError as error:
                     self._fail(error)
+            self._deliver(self.engine.abort_all())
         except Exception as error:
             self._fail(error)
             raise
-        finally:
-            self._deliver(self.engine.abort_all())
 
     def _obey(self) -> bool:
         """Carry out the commands at hand, waiting for one when there is no work; False at the end."""
@@ -116,15 +122,16 @@ class AsyncEngine:
         for event in events:
             grouped.setdefault(event.request, []).append(event)
         for request, items in grouped.items():
-            self._streams[request].deliver(items)
+            ticket = self._tickets[request]
+            ticket.mailbox.deliver(ticket.index, items)
         for event in events:
             if event.finish:
-                self._streams.pop(event.request, None)
+                self._tickets.pop(event.request, None)
 
     def _fail(self, error: Exception) -> None:
-        """Every stream learns what happened; typed errors leave the engine running."""
+        """Every request learns what happened; after a typed error the engine goes on with new ones."""
         self.last_error = str(error)
-        for stream in self._streams.values():
-            stream.deliver([error])
-        self._streams.clear()
         self.engine.abort_all()
+        for ticket in self._tickets.values():
+            ticket.mailbox.deliver(ticket.index, [error])
+        self._tickets.clear()

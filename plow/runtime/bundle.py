@@ -133,10 +133,11 @@ def _check_file(path: Path, name: str, expected: str) -> None:
 def _check_header(packets: PacketFile, manifest: dict[str, Any], path: Path) -> Limits:
     header, where = packets.header, str(path / manifest["packets"]["file"])
     if header.get("target") != manifest["target"]:
-        raise BundleError(f"packets are for target {header.get('target')!r}, the manifest says {manifest['target']!r}", where,
-                          REBUILD)
+        raise BundleError(f"packets are for target {header.get('target')!r}, the manifest says {manifest['target']!r}",
+                          where, REBUILD)
     arena = header.get("arena")
-    if not isinstance(arena, dict) or not isinstance(arena.get("bytes"), int) or not isinstance(arena.get("segments"), dict):
+    known = isinstance(arena, dict) and isinstance(arena.get("bytes"), int) and isinstance(arena.get("segments"), dict)
+    if not known:
         raise BundleError("header has no arena layout", where, REBUILD)
     if any(a < 0 or n < 0 or a + n > arena["bytes"] for a, n in arena["segments"].values()):
         raise BundleError("an arena segment leaves the arena", where, REBUILD)

@@ -22,7 +22,7 @@ Message = dict[str, Any]
 class GenerationTag(Extension):
     """{% generation %} ... {% endgeneration %} marks the assistant's part for training; here it is transparent."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - the base class has a plain set
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -82,7 +82,8 @@ def text_of(content: object) -> str:
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RequestError(f"content part {kind!r} is not supported", "messages", 'send parts {"type": "text", "text": ...}')
+            raise RequestError(f"content part {kind!r} is not supported", "messages",
+                               'send parts {"type": "text", "text": ...}')
         texts.append(part["text"])
     return "\n".join(texts)
 

@@ -69,7 +69,7 @@ class Engine:
 
     def __init__(self, backend: Backend, chunk_rows: int = CHUNK_ROWS, steps_per_call: int = 1) -> None:
         if chunk_rows < 1 or steps_per_call < 1:
-            raise RequestError(f"chunk_rows {chunk_rows}, steps_per_call {steps_per_call}", "Engine", "both are at least 1")
+            raise RequestError(f"chunk_rows {chunk_rows}, steps_per_call {steps_per_call}", "Engine", "use at least 1")
         self.backend = backend
         self.limits = backend.bundle.limits
         self.chunk_rows, self.steps_per_call = chunk_rows, steps_per_call
@@ -99,11 +99,11 @@ class Engine:
         self._waiting.append(seq)
         return seq.id
 
-    def abort(self, request: int) -> Event | None:
-        """End a request now and free its blocks; None if it has already ended."""
+    def abort(self, request: int, reason: Finish = "abort") -> Event | None:
+        """End a request now and free its blocks; None if it has already ended. reason "stop": its text is complete."""
         for seq in [*self._waiting, *self._running]:
             if seq.id == request:
-                return self._finish(seq, None, "abort")
+                return self._finish(seq, None, reason)
         return None
 
     def abort_all(self) -> list[Event]:
@@ -184,8 +184,8 @@ class Engine:
         batch = StepBatch.greedy(tokens, positions, slots, sample_rows, self.blocks.page_table)
         for i, c in enumerate(c for c in chunks if c.sampled):
             p = c.seq.request.sampling
-            batch.temperature[i], batch.top_k[i], batch.top_p[i], batch.min_p[i] = p.temperature, p.top_k, p.top_p, p.min_p
-            batch.seed[i] = p.seed & MASK64
+            batch.temperature[i], batch.top_k[i] = p.temperature, p.top_k
+            batch.top_p[i], batch.min_p[i], batch.seed[i] = p.top_p, p.min_p, p.seed & MASK64
         return batch
 
     def _program(self, batch: StepBatch) -> int:

@@ -25,7 +25,7 @@ Array = np.ndarray
 
 @dataclass
 class State:
-    """arena: u8 [bytes]; batch: tokens and positions are updated in place when `advance` is set; picked: i32 [samples]."""
+    """arena: u8 [bytes]; batch: tokens and positions change in place when `advance` is set; picked: i32 [samples]."""
 
     arena: Array
     limits: Limits
@@ -72,7 +72,7 @@ class State:
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x: [rows, width], normalised in groups of len(weight)."""
-    groups = x.reshape(len(x), -1, len(weight))
+    groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
     mean = np.mean(groups * groups, axis=-1, keepdims=True, dtype=np.float32)
     return (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
 
@@ -181,7 +181,8 @@ def rope(s: State, p: Packet) -> None:
 
 def kv_append(s: State, p: Packet) -> None:
     rows, heads, hd = s.loop(p), p.dims["num_kv_heads"], p.dims["head_dim"]
-    k, v = (s.rows(p, name, f"{name}_stride", heads * hd)[rows.start::rows.step].reshape(-1, heads, hd) for name in "kv")
+    k, v = (s.rows(p, name, f"{name}_stride", heads * hd)[rows.start::rows.step].reshape(-1, heads, hd)
+            for name in ("k", "v"))
     store_kv(s, p, rows, k, 0, v, 0)
 
 
@@ -196,9 +197,10 @@ def attention(s: State, p: Packet) -> None:
         start = max(0, end - d["window"]) if d["window"] else 0
         pages = s.batch.page_table[s.batch.slots[t], start // KV_BLOCK:-(-end // KV_BLOCK)]
         part = slice(start % KV_BLOCK, start % KV_BLOCK + end - start)
-        # [kv head, position, head_dim] of the context
-        keys = blocks[pages, 0].reshape(len(pages), -1, hd, KV_BLOCK).transpose(1, 0, 3, 2).reshape(-1, len(pages) * KV_BLOCK, hd)
-        values = blocks[pages, 1].reshape(len(pages), -1, KV_BLOCK, hd).transpose(1, 0, 2, 3).reshape(keys.shape)
+        # [kv head, page, place, head_dim] -> [kv head, position, head_dim] of the context
+        keys = blocks[pages, 0].reshape(len(pages), -1, hd, KV_BLOCK).transpose(1, 0, 3, 2)
+        values = blocks[pages, 1].reshape(len(pages), -1, KV_BLOCK, hd).transpose(1, 0, 2, 3)
+        keys, values = (z.reshape(len(z), -1, hd) for z in (keys, values))
         keys, values = keys[heads // group, part], values[heads // group, part]
         scores = (keys @ q[t].reshape(-1, hd)[heads][:, :, None])[..., 0] * np.float32(p.imms["scale"])
         cap = np.float32(p.imms["softcap"])

@@ -86,7 +86,8 @@ class NumpyBackend:
 
     def _program(self, index: int) -> _Program:
         if not 0 <= index < len(self.bundle.packets.programs):
-            raise RequestError(f"no program {index}", str(self.bundle.path), f"0..{len(self.bundle.packets.programs) - 1}")
+            last = len(self.bundle.packets.programs) - 1
+            raise RequestError(f"no program {index}", str(self.bundle.path), f"use 0..{last}")
         if index not in self._programs:
             self._programs[index] = _Program(self.bundle.packets.programs[index])
         return self._programs[index]
@@ -135,4 +136,5 @@ def _order(name: str) -> Choose:
             last = next((w for w in ready if w > last), ready[0])
             return last
         return next_worker
-    raise RequestError(f"unknown order {name!r}", "NumpyBackend", "round_robin, random:<seed>, first_first or last_first")
+    raise RequestError(f"unknown order {name!r}", "NumpyBackend",
+                       "use round_robin, random:<seed>, first_first or last_first")

@@ -27,10 +27,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Raises RequestError naming the parameter."""
         _require(_finite(self.temperature) and 0 <= self.temperature <= 100, "temperature", self.temperature, "0..100")
-        _require(isinstance(self.top_k, int) and 0 <= self.top_k < 1 << 31, "top_k", self.top_k, "an integer >= 0, 0 = off")
+        _require(_integer(self.top_k) and 0 <= self.top_k < 1 << 31, "top_k", self.top_k, "an integer >= 0, 0 = off")
         _require(_finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "above 0, at most 1")
         _require(_finite(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "0..1")
-        _require(isinstance(self.seed, int) and -(1 << 63) <= self.seed <= MASK64, "seed", self.seed, "64 bits")
+        _require(_integer(self.seed) and -(1 << 63) <= self.seed <= MASK64, "seed", self.seed, "64 bits")
 
     def fork(self, index: int) -> SamplingParams:
         """Parameters of choice `index` of a request with n > 1: the same with another seed; 0 is unchanged."""
@@ -40,6 +40,10 @@ class SamplingParams:
 
 def _finite(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _require(ok: bool, name: str, value: object, allowed: str) -> None:
@@ -60,7 +64,8 @@ def uniform(seed: int, position: int) -> float:
     return (splitmix64(seed + position * GOLDEN) >> 11) * 2.0**-53
 
 
-def sample(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int) -> int:
+def sample(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int,
+           position: int) -> int:
     """One token of logits f32 [vocab]. Greedy: lowest index among equals.
 
     Else p = softmax(logits / temperature) in float64, candidates in descending order (equals: lower index first), cut

@@ -14,6 +14,7 @@ from tokenizers.decoders import DecodeStream
 from plow.errors import BundleError
 from plow.runtime.chat import ChatTemplate
 
+COPY_AGAIN = "copy it from the model's source again"
 CONTEXT_IDS = 8
 """Prompt tokens that a text stream starts from, so that the first token keeps its leading space."""
 
@@ -25,11 +26,12 @@ class Tokenizer:
         self.path = path
         file = path / "tokenizer.json"
         if not file.is_file():
-            raise BundleError("there is no tokenizer.json", str(path), "give prompts as token ids, or add it to the checkpoint")
+            raise BundleError("there is no tokenizer.json", str(path),
+                              "give prompts as token ids, or add it to the checkpoint and compile again")
         try:
             self._rust = RustTokenizer.from_file(str(file))
         except Exception as e:  # the Rust binding raises bare Exception
-            raise BundleError(f"cannot read the tokenizer: {e}", str(file), "copy it from the model's source again") from e
+            raise BundleError(f"cannot read the tokenizer: {e}", str(file), COPY_AGAIN) from e
         self._rust.no_truncation()
         self._rust.no_padding()
         self.config = _read_json(path / "tokenizer_config.json")
@@ -133,7 +135,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text())
     except ValueError as e:
-        raise BundleError(f"no valid JSON: {e}", str(file), "copy it from the model's source again") from None
+        raise BundleError(f"no valid JSON: {e}", str(file), COPY_AGAIN) from None
     if not isinstance(data, dict):
-        raise BundleError("is no JSON object", str(file), "copy it from the model's source again")
+        raise BundleError("is no JSON object", str(file), COPY_AGAIN)
     return data
