@@ -14,7 +14,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check
-LOCKED := --quiet --no-deps --require-hashes --no-compile
+LOCKED := --quiet --no-deps --require-hashes
 
 # A stamp is named after the content of the locks, so a changed lock installs again and a touched one does not.
 CORE_STAMP := $(VENV)/.core-$(shell cat requirements.lock requirements-zig.lock pyproject.toml | cksum | cut -d' ' -f1)
@@ -50,7 +50,7 @@ oracle: $(ORACLE_STAMP) ## add the oracle (torch, transformers) to the environme
 $(ORACLE_STAMP): $(CORE_STAMP)
 	@echo "== venv: install the oracle (torch, transformers)"
 	$(PIP) install $(LOCKED) -r requirements-oracle.lock
-	$(PIP) install --quiet --no-compile --no-build-isolation --editable '.[oracle]'
+	$(PIP) install --quiet --no-build-isolation --editable '.[oracle]'
 	rm -f $(VENV)/.oracle-*
 	touch $@
 
@@ -83,7 +83,7 @@ lint: $(CORE_STAMP) ## ruff and mypy
 format: $(CORE_STAMP) ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
 
-docs: $(CORE_STAMP) ## generate docs/packet-abi.md and docs/ops.md
+docs: $(CORE_STAMP) ## generate the pages of docs/ that list things (packet ABI, operators, rules)
 	$(PY) -m plow.cli.docs
 
 # Versions stay as they are unless a requirement forces a change; delete a lock first to move to the newest.

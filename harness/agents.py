@@ -1,4 +1,4 @@
-"""Agent drivers: who does a stage's work. A driver gets a task and returns; it never sees the ledger or decides anything."""
+"""Agent drivers: who does a stage's work. A driver gets a task and returns; it decides nothing."""
 
 from __future__ import annotations
 
@@ -52,6 +52,10 @@ DRIVERS: dict[str, Callable[[], Agent]] = {"none": NoAgent}
 def make_agent(name: str) -> Agent:
     """Raises AgentError for a name without a driver."""
     if name not in DRIVERS:
-        raise AgentError(f"no agent driver {name!r}", "", f"known: {', '.join(DRIVERS)}; with none, hand `plow-bringup prompt N` "
-                                                         "to any agent and run `plow-bringup resume` after it")
+        raise AgentError(
+            f"no agent driver {name!r}",
+            "",
+            f"known: {', '.join(DRIVERS)}; with none, hand `plow-bringup prompt N` "
+            "to any agent and run `plow-bringup resume` after it",
+        )
     return DRIVERS[name]()

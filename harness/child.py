@@ -19,11 +19,27 @@ from typing import IO, Any
 from harness.judge import RS
 from stages.base import Progress, StageContext
 
-KEPT = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM", "LD_LIBRARY_PATH", "SSL_CERT_FILE",
-        "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+KEPT = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "TERM",
+    "LD_LIBRARY_PATH",
+    "SSL_CERT_FILE",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+)
 """All that a judged process inherits; PLOW_*, PYTHON*, LD_PRELOAD, GIT_* and thread-count knobs stay behind."""
 
-BOOT = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('harness.judge', run_name='__main__', alter_sys=True)"
+BOOT = (
+    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "runpy.run_module('harness.judge', run_name='__main__', alter_sys=True)"
+)
 STARTUP_FILES = ("sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize")
 
 
@@ -41,8 +57,9 @@ def scrubbed(root: Path) -> dict[str, str]:
     return {k: os.environ[k] for k in KEPT if k in os.environ} | {"PYTHONPATH": str(root), "PYTHONNOUSERSITE": "1"}
 
 
-def run_judge(root: Path, number: int, job: str, ctx: StageContext, limit_s: float, log: Path,
-              progress: Progress | None = None) -> Outcome:
+def run_judge(
+    root: Path, number: int, job: str, ctx: StageContext, limit_s: float, log: Path, progress: Progress | None = None
+) -> Outcome:
     """Run one job of a stage with `root` as the only place its code is imported from.
 
     The result must carry the nonce that only the request had, so a file prepared beforehand does not count.
@@ -55,8 +72,17 @@ def run_judge(root: Path, number: int, job: str, ctx: StageContext, limit_s: flo
     with tempfile.TemporaryDirectory(prefix="plow-judge-") as folder, log.open("a") as sink:
         out = Path(folder) / "result.json"
         command = [sys.executable, "-I", "-B", "-c", BOOT, str(root), "--stage", str(number), "--out", str(out)]
-        child = subprocess.Popen(command, cwd=root, env=scrubbed(root), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                 stderr=subprocess.STDOUT, start_new_session=True, text=True, errors="replace")
+        child = subprocess.Popen(
+            command,
+            cwd=root,
+            env=scrubbed(root),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
         try:
             ended = _converse(child, {"nonce": nonce, "job": job, "context": fields(ctx)}, limit_s, sink, progress)
         finally:
@@ -69,12 +95,20 @@ def run_judge(root: Path, number: int, job: str, ctx: StageContext, limit_s: flo
 
 
 def fields(ctx: StageContext) -> dict[str, Any]:
-    return {"arch": ctx.arch, "target": ctx.target, "checkpoint": str(ctx.checkpoint), "workdir": str(ctx.workdir),
-            "evidence": str(ctx.evidence), "root": str(ctx.root), "params": ctx.params}
+    return {
+        "arch": ctx.arch,
+        "target": ctx.target,
+        "checkpoint": str(ctx.checkpoint),
+        "workdir": str(ctx.workdir),
+        "evidence": str(ctx.evidence),
+        "root": str(ctx.root),
+        "params": ctx.params,
+    }
 
 
-def _converse(child: subprocess.Popen[str], request: dict[str, Any], limit_s: float, sink: IO[str],
-              progress: Progress | None) -> bool:
+def _converse(
+    child: subprocess.Popen[str], request: dict[str, Any], limit_s: float, sink: IO[str], progress: Progress | None
+) -> bool:
     """Send the request, follow the output; False when the time limit ended it. stdin stays open until the end."""
     assert child.stdin and child.stdout
     follower = threading.Thread(target=_follow, args=(child.stdout, sink, progress or (lambda text, done=None: None)))

@@ -5,8 +5,18 @@ from __future__ import annotations
 from plow.errors import PlowError
 from stages.base import Contended
 
-__all__ = ["AgentError", "BringUpError", "Contended", "DirtyTree", "EvidenceError", "GitError", "LeaseTimeout",
-           "LedgerError", "PromptError", "SourceError"]
+__all__ = [
+    "AgentError",
+    "BringUpError",
+    "Contended",
+    "DirtyTree",
+    "EvidenceError",
+    "GitError",
+    "LeaseTimeout",
+    "LedgerError",
+    "PromptError",
+    "SourceError",
+]
 
 
 class LedgerError(PlowError):

@@ -28,7 +28,7 @@ def write_atomic(path: Path, raw: bytes) -> None:
     try:
         view = memoryview(raw)
         while view:
-            view = view[os.write(fd, view):]
+            view = view[os.write(fd, view) :]
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -43,7 +43,9 @@ def put(folder: Path, document: dict[str, Any]) -> str:
     try:
         write_atomic(folder / f"{digest}.json", raw)
     except OSError as e:
-        raise EvidenceError(f"cannot store evidence: {e.strerror}", str(folder), "free disk space or fix the rights") from e
+        raise EvidenceError(
+            f"cannot store evidence: {e.strerror}", str(folder), "free disk space or fix the rights"
+        ) from e
     return digest
 
 
@@ -53,7 +55,9 @@ def get(folder: Path, digest: str) -> dict[str, Any]:
     try:
         raw = path.read_bytes()
     except OSError:
-        raise EvidenceError("evidence file is missing", str(path), "restore it from git, or judge the stage again") from None
+        raise EvidenceError(
+            "evidence file is missing", str(path), "restore it from git, or judge the stage again"
+        ) from None
     if hashlib.sha256(raw).hexdigest() != digest:
         raise EvidenceError("evidence file was edited", str(path), "restore it from git, or judge the stage again")
     document = json.loads(raw)

@@ -64,8 +64,11 @@ def clean_commit(repo: Path, stages: Sequence[Stage], allow_dirty: bool = False)
         return head, ()
     if not allow_dirty:
         more = f" and {len(dirty) - 6} more" if len(dirty) > 6 else ""
-        raise DirtyTree(f"{len(dirty)} files differ from the commit: {', '.join(dirty[:6])}{more}", str(repo),
-                        "commit them (or --allow-dirty for a verdict that does not count in CI)")
+        raise DirtyTree(
+            f"{len(dirty)} files differ from the commit: {', '.join(dirty[:6])}{more}",
+            str(repo),
+            "commit them (or --allow-dirty for a verdict that does not count in CI)",
+        )
     return git.snapshot(repo, dirty), tuple(dirty)
 
 
@@ -84,20 +87,35 @@ def checkout(repo: Path, commit: str, room: Path) -> Iterator[Path]:
 
 def judge_stage(subject: Subject, stage: Stage, home: Path, room: Path, progress: Progress | None = None) -> Judged:
     """Run the stage's gate and decide. home: the bring-up's folder. room: scratch of the harness, emptied here."""
-    digest = subject.digest(stage)
     with lease() if stage.timed else nullcontext(), checkout(subject.repo, subject.commit, room) as root:
         found, seconds = _judge_in(root, subject, stage, home, room, progress)
+    return conclude(subject, stage, found, seconds)
+
+
+def conclude(subject: Subject, stage: Stage, found: Verdict, seconds: float) -> Judged:
+    """The verdict with its evidence document, which holds no time of day: equal measurements have equal digests."""
+    digest = subject.digest(stage)
     document = {
-        "schema": SCHEMA, "stage": stage.number, "name": stage.name, "commit": subject.commit, "source_digest": digest,
-        **subject.identity, "dirty": list(subject.dirty), "verdict": found.word, "exit_code": found.exit_code,
-        "reasons": list(found.reasons), "checks": list(found.checks), "not_run": list(found.not_run),
+        "schema": SCHEMA,
+        "stage": stage.number,
+        "name": stage.name,
+        "commit": subject.commit,
+        "source_digest": digest,
+        **subject.identity,
+        "dirty": list(subject.dirty),
+        "verdict": found.word,
+        "exit_code": found.exit_code,
+        "reasons": list(found.reasons),
+        "checks": list(found.checks),
+        "not_run": list(found.not_run),
         "environment": dict(found.environment),
     }
     return Judged(found, digest, document, seconds)
 
 
-def _judge_in(root: Path, subject: Subject, stage: Stage, home: Path, room: Path,
-              progress: Progress | None) -> tuple[Verdict, float]:
+def _judge_in(
+    root: Path, subject: Subject, stage: Stage, home: Path, room: Path, progress: Progress | None
+) -> tuple[Verdict, float]:
     """(verdict, seconds). The checkout must be the commit's bytes before the gate and after it."""
     wrong = sources.changed_on_disk(root, subject.commit, ["**"], subject.repo)
     links = sources.escaping_links(root, subject.repo, subject.commit)
@@ -107,7 +125,9 @@ def _judge_in(root: Path, subject: Subject, stage: Stage, home: Path, room: Path
     scratch = room / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    context = StageContext(subject.arch, subject.target, subject.checkpoint, scratch, home / "evidence", root, subject.params)
+    context = StageContext(
+        subject.arch, subject.target, subject.checkpoint, scratch, home / "evidence", root, subject.params
+    )
     outcome = run_judge(root, stage.number, "gate", context, stage.gate_limit_s, room / f"{stage.name}.log", progress)
     shutil.rmtree(scratch, ignore_errors=True)
     rewritten = sources.changed_on_disk(root, subject.commit, ["**"], subject.repo)

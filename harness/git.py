@@ -13,10 +13,26 @@ from pathlib import Path
 
 from harness.errors import GitError
 
-SAFE = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.attributesFile=/dev/null",
-        "-c", "core.autocrlf=false", "-c", "core.quotepath=false", "-c", "gc.auto=0")
-WHO = {"GIT_AUTHOR_NAME": "plow", "GIT_AUTHOR_EMAIL": "plow@localhost",
-       "GIT_COMMITTER_NAME": "plow", "GIT_COMMITTER_EMAIL": "plow@localhost"}
+SAFE = (
+    "-c",
+    "core.hooksPath=/dev/null",
+    "-c",
+    "core.fsmonitor=false",
+    "-c",
+    "core.attributesFile=/dev/null",
+    "-c",
+    "core.autocrlf=false",
+    "-c",
+    "core.quotepath=false",
+    "-c",
+    "gc.auto=0",
+)
+WHO = {
+    "GIT_AUTHOR_NAME": "plow",
+    "GIT_AUTHOR_EMAIL": "plow@localhost",
+    "GIT_COMMITTER_NAME": "plow",
+    "GIT_COMMITTER_EMAIL": "plow@localhost",
+}
 SYMLINK, SUBMODULE = "120000", "160000"
 
 
@@ -60,7 +76,7 @@ def toplevel(path: Path) -> Path:
 
 @lru_cache(maxsize=64)
 def tree(repo: Path, commit: str) -> dict[str, Entry]:
-    """Every file of a commit: path -> mode and object id. `commit` must be a full id, since the answer is remembered."""
+    """Every file of a commit: path -> mode and object id. `commit` is a full id, since the answer is remembered."""
     entries = {}
     for item in git(repo, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0"):
         if item:
@@ -70,6 +86,7 @@ def tree(repo: Path, commit: str) -> dict[str, Entry]:
     return entries
 
 
+@lru_cache(maxsize=256)
 def show(repo: Path, commit: str, path: str) -> bytes | None:
     """Bytes of a file at a commit, or None when it has no such file."""
     entry = tree(repo, commit).get(path)
@@ -83,12 +100,14 @@ def blobs(repo: Path, oids: Iterable[str]) -> dict[str, bytes]:
     for oid in wanted:
         head_end = raw.index(b"\n", at)
         size = int(raw[at:head_end].split()[2])
-        found[oid] = raw[head_end + 1: head_end + 1 + size]
+        found[oid] = raw[head_end + 1 : head_end + 1 + size]
         at = head_end + 1 + size + 1
     return found
 
 
+@lru_cache(maxsize=256)
 def is_ancestor(repo: Path, old: str, new: str) -> bool:
+    """Whether `old` is in the history of `new`; both are full ids."""
     try:
         return git(repo, "merge-base", old, new).decode().strip() == old
     except GitError:
@@ -112,9 +131,10 @@ def differs(root: Path, path: str, entry: Entry) -> bool:
     return blob_id(disk, entry.mode, entry.oid) != entry.oid
 
 
-def untracked(repo: Path, folders: Iterable[str]) -> list[str]:
-    """Files under the folders that git does not track, ignored ones included (an ignored module shadows a tracked one)."""
-    return [os.fsdecode(p) for p in git(repo, "ls-files", "--others", "-z", "--", *folders).split(b"\0") if p]
+def untracked(repo: Path, folders: Iterable[str], ignored: bool = False) -> list[str]:
+    """Files under the folders that git does not track; `ignored`: those that .gitignore names too."""
+    option = [] if ignored else ["--exclude-standard"]
+    return [os.fsdecode(p) for p in git(repo, "ls-files", "--others", *option, "-z", "--", *folders).split(b"\0") if p]
 
 
 def snapshot(repo: Path, paths: Iterable[str]) -> str:

@@ -23,12 +23,24 @@ from harness.verdict import show
 
 RULES_FILE = "harness/protected.toml"
 LEDGERS, EVIDENCE = ("**/ledger.jsonl",), ("**/evidence/*.json",)
-STARTUP = ("**/sitecustomize.py", "**/usercustomize.py", "**/sitecustomize/**", "**/usercustomize/**", "**/*.pth", "**/*.egg-link")
+STARTUP = (
+    "**/sitecustomize.py",
+    "**/usercustomize.py",
+    "**/sitecustomize/**",
+    "**/usercustomize/**",
+    "**/*.pth",
+    "**/*.egg-link",
+)
 COMPILED = (".so", ".pyc", ".pyd")
-SKIPS = re.compile(r"mark\.(?:skip|skipif|xfail)\b|\b(?:pytest|unittest)\.(?:skip\w*|xfail|importorskip)\b"
-                   r"|\b(?:importorskip|collect_ignore(?:_glob)?|SkipTest|expectedFailure)\b|__test__\s*=\s*False")
-MACHINERY = re.compile(r"\bsys\.(?:meta_path|path_hooks|settrace|setprofile|addaudithook|modules)\b|\bbuiltins\b"
-                       r"|\bimportlib\.abc\b|\b(?:time|statistics)\.\w+\s*=[^=]|^\s*(?:from|import)\s+harness\b", re.MULTILINE)
+SKIPS = re.compile(
+    r"mark\.(?:skip|skipif|xfail)\b|\b(?:pytest|unittest)\.(?:skip\w*|xfail|importorskip)\b"
+    r"|\b(?:importorskip|collect_ignore(?:_glob)?|SkipTest|expectedFailure)\b|__test__\s*=\s*False"
+)
+MACHINERY = re.compile(
+    r"\bsys\.(?:meta_path|path_hooks|settrace|setprofile|addaudithook|modules)\b|\bbuiltins\b"
+    r"|\bimportlib\.abc\b|\b(?:time|statistics)\.\w+\s*=[^=]|^\s*(?:from|import)\s+harness\b",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Finding:
-    """rule: its name in RULES. what: one line that says what was caught."""
+    """rule: the name of its function. what: one line that says what was caught."""
 
     rule: str
     path: str
@@ -68,8 +80,16 @@ def rules_at(repo: Path, commit: str) -> Rules:
         raise GitError(f"commit {commit[:12]} has no {RULES_FILE}", str(repo), "commit the harness first")
     data = tomllib.loads(raw.decode())
     allow = data["allow"]
-    values = [data["protected"], data["except"], data["neutral"], data["additive"], data["top_level"],
-              allow["skip"], allow["conftest"], allow["machinery"]]
+    values = [
+        data["protected"],
+        data["except"],
+        data["neutral"],
+        data["additive"],
+        data["top_level"],
+        allow["skip"],
+        allow["conftest"],
+        allow["machinery"],
+    ]
     return Rules(*(tuple(v) for v in values))
 
 
@@ -130,8 +150,11 @@ def compare(repo: Path, base: str, head: str) -> list[Finding]:
 
 def history(diff: Diff) -> Iterator[Finding]:
     if not git.is_ancestor(diff.repo, diff.base, diff.head):
-        yield Finding("history", "", f"base {diff.base[:12]} is not in the history of {diff.head[:12]}: "
-                                     "it was rewritten, or must be rebased")
+        yield Finding(
+            "history",
+            "",
+            f"base {diff.base[:12]} is not in the history of {diff.head[:12]}: it was rewritten, or must be rebased",
+        )
 
 
 def mixed(diff: Diff) -> Iterator[Finding]:
@@ -150,8 +173,12 @@ def mixed(diff: Diff) -> Iterator[Finding]:
     for path, how, details in mine:
         detail = f" ({'; '.join(details)})" if details else ""
         if candidate:
-            yield Finding("mixed", path, f"protected file {how}{detail} together with {', '.join(candidate[:3])}"
-                                         f"{' ...' if len(candidate) > 3 else ''}")
+            yield Finding(
+                "mixed",
+                path,
+                f"protected file {how}{detail} together with {', '.join(candidate[:3])}"
+                f"{' ...' if len(candidate) > 3 else ''}",
+            )
         elif details:
             yield Finding("mixed", path, f"{how}{detail}, on its own", red=False)
 
@@ -166,8 +193,11 @@ def threshold_changes(diff: Diff, path: str) -> list[str]:
         if name not in new or name not in old:
             found.append(f"{name}: {'added' if name in new else 'removed'}")
             continue
-        found += [f"{name}: {key} {show(old[name].get(key))} -> {show(new[name].get(key))}"
-                  for key in ("relation", "threshold") if old[name].get(key) != new[name].get(key)]
+        found += [
+            f"{name}: {key} {show(old[name].get(key))} -> {show(new[name].get(key))}"
+            for key in ("relation", "threshold")
+            if old[name].get(key) != new[name].get(key)
+        ]
     return found
 
 
@@ -180,7 +210,9 @@ def toml_or_empty(raw: bytes) -> dict[str, Any]:
 
 def settings_changed(diff: Diff) -> bool:
     """Whether pyproject.toml tells pytest or coverage something else than before."""
-    old, new = (toml_or_empty(raw).get("tool", {}) for raw in (diff.before("pyproject.toml"), diff.after("pyproject.toml")))
+    old, new = (
+        toml_or_empty(raw).get("tool", {}) for raw in (diff.before("pyproject.toml"), diff.after("pyproject.toml"))
+    )
     return any(old.get(key) != new.get(key) for key in ("pytest", "coverage"))
 
 
@@ -188,12 +220,14 @@ def records(diff: Diff) -> Iterator[Finding]:
     """Ledgers only grow, evidence never changes, and both are what they claim to be."""
     for path, how in diff.changed.items():
         if matches(path, LEDGERS):
-            yield from (Finding("ledger", path, what) for what in ledger_faults(diff.before(path), diff.after(path), path))
+            yield from (
+                Finding("records", path, what) for what in ledger_faults(diff.before(path), diff.after(path), path)
+            )
         elif matches(path, EVIDENCE):
             if how != "added":
-                yield Finding("evidence", path, f"evidence file {how}")
+                yield Finding("records", path, f"evidence file {how}")
             elif hashlib.sha256(diff.after(path)).hexdigest() != Path(path).stem:
-                yield Finding("evidence", path, "its name is not the digest of its bytes: written by hand")
+                yield Finding("records", path, "its name is not the digest of its bytes: written by hand")
 
 
 def ledger_faults(before: bytes, after: bytes, where: str) -> Iterator[str]:
@@ -213,7 +247,7 @@ def skipped(diff: Diff) -> Iterator[Finding]:
     for path in touched(diff, ".py"):
         marks = diff.added_words(path, SKIPS)
         if marks and not matches(path, diff.rules.skip):
-            yield Finding("skip", path, f"new skip mark {marks[0]!r}: a skipped check is a failure")
+            yield Finding("skipped", path, f"new skip mark {marks[0]!r}: a skipped check is a failure")
 
 
 def startup(diff: Diff) -> Iterator[Finding]:
@@ -229,9 +263,11 @@ def links(diff: Diff) -> Iterator[Finding]:
     for path in (p for p, how in diff.changed.items() if how != "removed"):
         mode = diff.new[path].mode
         if mode == git.SUBMODULE:
-            yield Finding("link", path, "a submodule is not judged")
+            yield Finding("links", path, "a submodule is not judged")
         elif mode == git.SYMLINK and leaves(path, diff.after(path).decode(errors="replace")):
-            yield Finding("link", path, f"symbolic link out of the checkout: {diff.after(path).decode(errors='replace')}")
+            yield Finding(
+                "links", path, f"symbolic link out of the checkout: {diff.after(path).decode(errors='replace')}"
+            )
 
 
 def leaves(path: str, target: str) -> bool:
@@ -253,9 +289,9 @@ def shadows(diff: Diff) -> Iterator[Finding]:
         name = top.removesuffix(".py")
         importable = (top.endswith(".py") and not rest) or rest == "__init__.py" or name in sys.stdlib_module_names
         if importable and name not in diff.rules.top_level and not matches(path, diff.rules.protected):
-            yield Finding("shadow", path, f"import {name} would find this file first")
+            yield Finding("shadows", path, f"import {name} would find this file first")
         if path.endswith(COMPILED):
-            yield Finding("shadow", path, "a compiled module is not reviewable")
+            yield Finding("shadows", path, "a compiled module is not reviewable")
 
 
 def machinery(diff: Diff) -> Iterator[Finding]:

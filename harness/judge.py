@@ -1,7 +1,7 @@
 """The process that runs a stage's code: `python -m harness.judge --stage N --out FILE`, one JSON request line on stdin.
 
-It measures and writes down; the process that started it decides. The request names the job (`gate`, `work` or
-`planted`) and the StageContext. stdin stays open as a lifeline: when the parent dies, the whole process group ends.
+It measures and writes down; the process that started it decides. The request names the job (`gate`, `work`,
+`planted`, `hook` or `describe`) and the StageContext. stdin stays open as a lifeline: when the parent dies, the process group ends.
 Progress goes to stdout as RS-prefixed JSON (RFC 7464), everything else printed there is log.
 """
 
@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,16 @@ def end_with_parent(lifeline: int) -> None:
 
 def environment() -> dict[str, Any]:
     """What a reader must know to compare measured values, and code that Python ran before ours."""
-    hooks = sorted(p.name for folder in sys.path if folder.endswith("site-packages") for p in Path(folder).glob("*.pth"))
+    hooks = sorted(
+        p.name for folder in sys.path if folder.endswith("site-packages") for p in Path(folder).glob("*.pth")
+    )
     custom = [m.__file__ for n in ("sitecustomize", "usercustomize") if (m := sys.modules.get(n)) and m.__file__]
-    return {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count(),
-            "site_hooks": [*hooks, *custom]}
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "site_hooks": [*hooks, *custom],
+    }
 
 
 def context(raw: dict[str, Any]) -> StageContext:
@@ -55,7 +62,9 @@ def load_stage(number: int, root: Path) -> Stage:
 
     for module in (stages, sys.modules["plow"], sys.modules["plow.errors"]):
         if not Path(str(module.__file__)).resolve().is_relative_to(root.resolve()):
-            raise StageError(f"{module.__name__} is imported from outside the checkout", str(module.__file__), f"expected {root}")
+            raise StageError(
+                f"{module.__name__} is imported from outside the checkout", str(module.__file__), f"expected {root}"
+            )
     for stage in stages.STAGES:
         if stage.number == number:
             return stage
@@ -66,6 +75,27 @@ def report_fields(report: Any) -> dict[str, Any]:
     if not isinstance(report, GateReport):
         raise StageError(f"a gate returns a GateReport, got {type(report).__name__}", "", "fix the gate")
     return {"checks": [asdict(c) for c in report.checks], "not_run": list(report.not_run)}
+
+
+DESCRIBED = (
+    "number",
+    "name",
+    "title",
+    "sources",
+    "checks",
+    "headline",
+    "editable",
+    "timed",
+    "gate_limit_s",
+    "work_limit_s",
+)
+
+
+def describe() -> dict[str, Any]:
+    """Every stage's definition without its code, for a process that must not run any."""
+    from stages import STAGES
+
+    return {"stages": [{key: getattr(stage, key) for key in DESCRIBED} for stage in STAGES]}
 
 
 def run_planted(stage: Stage, ctx: StageContext) -> dict[str, Any]:
@@ -85,13 +115,32 @@ def run_planted(stage: Stage, ctx: StageContext) -> dict[str, Any]:
     return {"planted": results}
 
 
+def run_hook(module: str) -> dict[str, Any]:
+    """Planted subjects of a room without stages: `planted()` of its selftest module."""
+    results = []
+    for item in import_module(module).planted():
+        sides, seen = {}, []
+        for side, check in (("caught", item.caught), ("control", item.control)):
+            try:
+                sides[side] = check() is True
+            except PlowError as e:
+                sides[side] = False
+                seen.append(f"{side}: {e.line()}")
+        results.append({"name": item.name, **sides, "detail": "; ".join(seen)})
+    return {"hook": results}
+
+
 def error_fields(error: PlowError) -> dict[str, Any]:
     return {**error.as_dict(), "line": error.line(), "exit_code": error.exit_code}
 
 
 def do(job: str, number: int, ctx: StageContext) -> dict[str, Any]:
-    """Run the job; a typed error is a result. Anything else is a crash: it ends the process with its traceback in the log."""
+    """Run the job; a typed error is a result, anything else a crash that ends the process, its traceback in the log."""
     try:
+        if job == "describe":
+            return describe()
+        if job == "hook":
+            return run_hook(ctx.params["module"])
         stage = load_stage(number, ctx.root)
         if job == "planted":
             return run_planted(stage, ctx)

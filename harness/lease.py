@@ -22,7 +22,7 @@ def default_path() -> Path:
 
 @contextmanager
 def lease(wait_s: float = WAIT_S, path: Path | None = None) -> Iterator[None]:
-    """Hold the machine. The kernel drops the lease when the process dies. Raises LeaseTimeout after `wait_s` seconds."""
+    """Hold the machine; the kernel drops the lease when the process dies. Raises LeaseTimeout after `wait_s`."""
     path = path or default_path()
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait_s
@@ -33,8 +33,11 @@ def lease(wait_s: float = WAIT_S, path: Path | None = None) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise LeaseTimeout(f"the machine lease was not free within {wait_s:g} s", str(path),
-                                       "wait until the other timed gate ends") from None
+                    raise LeaseTimeout(
+                        f"the machine lease was not free within {wait_s:g} s",
+                        str(path),
+                        "wait until the other timed gate ends",
+                    ) from None
                 time.sleep(POLL_S)
         yield
     finally:

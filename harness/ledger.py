@@ -2,9 +2,9 @@
 
     {"data": {...}, "hash": H, "kind": "...", "prev": H of the line before, "seq": n, "time": UTC}
 
-H is the SHA-256 of the line's canonical JSON without `hash`; the first `prev` is 64 zeros. A line counts once its newline is on
-disk, so bytes after the last newline are a write that was killed: opening for append cuts them and records a `repair` line.
-Every other damage is a LedgerError that names the line; nothing is guessed.
+H is the SHA-256 of the line's canonical JSON without `hash`; the first `prev` is 64 zeros. A line counts once its
+newline is on disk, so bytes after the last newline are a write that was killed: opening for append cuts them and
+records a `repair` line. Every other damage is a LedgerError that names the line; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def canonical(value: Any) -> bytes:
 
 
 def make_line(seq: int, prev: str, kind: str, time: str, data: dict[str, Any]) -> Line:
-    body = {"seq": seq, "prev": prev, "kind": kind, "time": time, "data": data}
+    body: dict[str, Any] = {"seq": seq, "prev": prev, "kind": kind, "time": time, "data": data}
     return Line(hash=hashlib.sha256(canonical(body)).hexdigest(), **body)
 
 
@@ -129,7 +129,9 @@ class Ledger:
             os.fsync(self._fd)
         except OSError as e:
             os.ftruncate(self._fd, self._size)
-            raise LedgerError(f"cannot append: {e.strerror}", str(self.path), "free disk space or fix the file's rights") from e
+            raise LedgerError(
+                f"cannot append: {e.strerror}", str(self.path), "free disk space or fix the file's rights"
+            ) from e
         self._size += len(raw)
         self.lines.append(line)
         if self._on_append:
@@ -154,7 +156,9 @@ def _lock(path: Path) -> int:
     except OSError:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
-        raise Contended(f"process {holder} is working on this bring-up", str(path), "wait for it, or end it and `resume`") from None
+        raise Contended(
+            f"process {holder} is working on this bring-up", str(path), "wait for it, or end it and `resume`"
+        ) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)
     return fd

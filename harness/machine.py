@@ -1,7 +1,7 @@
 """The state machine of a bring-up: work, judge, record, one stage after the other, stopping at the first red.
 
-Every step is recorded before and after it runs, and a step whose end is recorded is not run again for the same sources. So a
-kill at any point costs the step it hit: `resume` reads the ledger and goes on.
+Every step is recorded before and after it runs, and a step whose end is recorded is not run again for the same
+sources. So a kill at any point costs the step it hit: `resume` reads the ledger and goes on.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from harness.gate import Judged, Subject
 from harness.ledger import Ledger, Line
 from harness.state import State, fold, refresh
 from harness.verdict import GREEN, RED, Verdict
-from plow.errors import PlowError
 from stages.base import Stage, StageContext, resolve_checkpoint
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-IGNORED = "work/\nartifacts/\nprompts/\n*.lock\n*.tmp\n.gitignore\n"
+IGNORED = "work/\nprompts/\n*.lock\n*.tmp\n.gitignore\n"
 Listener = Callable[[str, Stage, dict[str, Any]], None]
 """Called with ("work" | "gate" | "progress" | "verdict", stage, details) while a bring-up runs."""
 
@@ -81,13 +80,28 @@ class BringUp:
         with Ledger(self.path) as book:
             evidence.write_atomic(self.home / ".gitignore", IGNORED.encode())
             state = fold(book.lines)
-            wanted = {"params": request.params, "bundle_out": request.bundle_out and os.path.abspath(request.bundle_out)}
+            wanted = {
+                "params": request.params,
+                "bundle_out": request.bundle_out and os.path.abspath(request.bundle_out),
+            }
             if not state.arch:
-                book.append("new", {"arch": request.arch, "target": request.target, "checkpoint": checkpoint,
-                                    "base": base, "agent": request.agent, **wanted})
+                book.append(
+                    "new",
+                    {
+                        "arch": request.arch,
+                        "target": request.target,
+                        "checkpoint": checkpoint,
+                        "base": base,
+                        "agent": request.agent,
+                        **wanted,
+                    },
+                )
             elif state.checkpoint != checkpoint:
-                raise BringUpError(f"this bring-up is of another checkpoint, {state.checkpoint}", str(self.home),
-                                   "use another --root or --target, or remove the folder")
+                raise BringUpError(
+                    f"this bring-up is of another checkpoint, {state.checkpoint}",
+                    str(self.home),
+                    "use another --root or --target, or remove the folder",
+                )
             elif {"params": dict(state.params), "bundle_out": state.bundle_out} != wanted:
                 book.append("set", wanted)
 
@@ -112,7 +126,7 @@ class BringUp:
             try:
                 subject = self.subject(state, commit=git.resolve(self.repo, "HEAD"))
             except SourceError:
-                return refresh(state, dict.fromkeys((s.number for s in self.stages)), {})
+                return refresh(state, dict.fromkeys(s.number for s in self.stages), {})
         digests: dict[int, str | None] = {}
         for stage in self.stages:
             try:
@@ -146,8 +160,11 @@ class BringUp:
             for earlier in self.stages:
                 before = state.stage(earlier.number)
                 if earlier.number < number and before.status != "green":
-                    raise BringUpError(f"stage {earlier.number} is {before.status}", str(self.home),
-                                       f"plow-bringup run --through {number}")
+                    raise BringUpError(
+                        f"stage {earlier.number} is {before.status}",
+                        str(self.home),
+                        f"plow-bringup run --through {number}",
+                    )
             return self.judge(book, stage, subject, base)
 
     def work(self, book: Ledger, stage: Stage, subject: Subject) -> int:
@@ -161,15 +178,37 @@ class BringUp:
         prompt = self.write_prompt(book, stage)
         self.listen("work", stage, {"prompt": str(prompt)})
         agent = make_agent(state.agent)
-        done = agent.work(AgentTask(stage.number, prompt, self.repo, tuple(stage.editable or stage.sources),
-                                    f"plow-bringup gate {stage.number}", stage.work_limit_s))
+        done = agent.work(
+            AgentTask(
+                stage.number,
+                prompt,
+                self.repo,
+                tuple(stage.editable or stage.sources),
+                f"plow-bringup gate {stage.number}",
+                stage.work_limit_s,
+            )
+        )
         for folder in ("work/scratch", "artifacts", "evidence"):
             (self.home / folder).mkdir(parents=True, exist_ok=True)
         params = {**subject.params, **({"bundle_out": state.bundle_out} if state.bundle_out else {})}
-        context = StageContext(subject.arch, subject.target, subject.checkpoint, self.home / "work" / "scratch",
-                               self.evidence, self.repo, params)
-        outcome = self.work_with(self.repo, stage.number, "work", context, stage.work_limit_s,
-                                 self.home / "work" / "logs" / f"{stage.name}-work.log", self._progress(stage))
+        context = StageContext(
+            subject.arch,
+            subject.target,
+            subject.checkpoint,
+            self.home / "work" / "scratch",
+            self.evidence,
+            self.repo,
+            params,
+        )
+        outcome = self.work_with(
+            self.repo,
+            stage.number,
+            "work",
+            context,
+            stage.work_limit_s,
+            self.home / "work" / "logs" / f"{stage.name}-work.log",
+            self._progress(stage),
+        )
         code, reasons = work_result(outcome)
         if code == GREEN:
             book.append("work_done", {**about, "seconds": round(outcome.seconds, 3), "agent": done.note})
@@ -191,10 +230,19 @@ class BringUp:
             verdict = Verdict(RED, reasons, verdict.checks, verdict.not_run, verdict.environment)
             document = {**document, "exit_code": RED, "verdict": verdict.word, "reasons": list(reasons)}
         digest = evidence.put(self.evidence, document)
-        book.append("verdict", {
-            **about, "source_digest": judged.source_digest, "exit_code": verdict.exit_code, "evidence": digest,
-            "dirty": bool(subject.dirty), "headline": headline(stage, verdict), "reasons": list(verdict.reasons),
-            "seconds": round(judged.seconds, 3)})
+        book.append(
+            "verdict",
+            {
+                **about,
+                "source_digest": judged.source_digest,
+                "exit_code": verdict.exit_code,
+                "evidence": digest,
+                "dirty": bool(subject.dirty),
+                "headline": headline(stage, verdict),
+                "reasons": list(verdict.reasons),
+                "seconds": round(judged.seconds, 3),
+            },
+        )
         self.listen("verdict", stage, {"verdict": verdict, "seconds": judged.seconds})
         return verdict
 
@@ -261,32 +309,3 @@ def headline(stage: Stage, verdict: Verdict) -> list[list[Any]]:
     """Rows [name, measured, relation, threshold]: the stage's chosen checks, else its first two."""
     chosen = [c for c in verdict.checks if c["name"] in stage.headline] or list(verdict.checks[:2])
     return [[c["name"], c["measured"], c["relation"], c["threshold"]] for c in chosen]
-
-
-def find(root: Path, arch: str = "", target: str = "") -> list[Path]:
-    """Homes of the bring-ups under a root, optionally of one architecture and target."""
-    homes = sorted(p.parent for p in root.glob("*/*/ledger.jsonl"))
-    return [h for h in homes if arch in ("", h.parent.name) and target in ("", h.name)]
-
-
-def only(root: Path, arch: str = "", target: str = "") -> Path:
-    """The one bring-up that is meant. Raises BringUpError for none or several."""
-    homes = find(root, arch, target)
-    if len(homes) == 1:
-        return homes[0].absolute()
-    if not homes:
-        raise BringUpError("no bring-up here", str(root), "start with: plow-bringup new ARCH --checkpoint DIR")
-    raise BringUpError(f"{len(homes)} bring-ups here", str(root),
-                       "choose with --arch and --target: " + ", ".join(f"{h.parent.name}/{h.name}" for h in homes))
-
-
-def repository() -> Path:
-    """The checkout this harness runs from: the only tree it judges. Raises PlowError when it is installed without one."""
-    here = Path(__file__).resolve().parents[1]
-    try:
-        top = git.toplevel(here)
-    except PlowError:
-        raise BringUpError("the harness is not in a git checkout", str(here), "clone the repository and `make venv` there") from None
-    if top.resolve() != here:
-        raise BringUpError("the harness lies inside another repository", str(top), "clone it as a repository of its own")
-    return here

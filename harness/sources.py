@@ -17,6 +17,9 @@ from harness.ledger import canonical
 from stages.base import Stage
 
 SHARED = ("stages/base.py", "stages/__init__.py")
+DECIDING = ("harness", "stages")
+"""Folders whose code decides or defines: there an ignored file counts too, for Python would import it first."""
+
 IGNORED_NAMES = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis")
 
 
@@ -53,16 +56,18 @@ def stage_globs(stage: Stage) -> tuple[str, ...]:
 
 
 def source_files(repo: Path, commit: str, stage: Stage) -> dict[str, Entry]:
-    """Tracked files of the commit that the stage's evidence depends on. Raises SourceError if a declared glob matches none."""
+    """Files of the commit that the stage's evidence depends on. Raises SourceError if a declared glob matches none."""
     entries = tree(repo, commit)
     for glob in stage.sources:
         if not any(_pattern(glob).fullmatch(p) for p in entries):
-            raise SourceError(f"stage {stage.number}: source glob {glob!r} matches no file", commit[:12], "fix Stage.sources")
+            raise SourceError(
+                f"stage {stage.number}: source glob {glob!r} matches no file", commit[:12], "fix Stage.sources"
+            )
     return {p: e for p, e in entries.items() if matches(p, stage_globs(stage))}
 
 
 def source_digest(repo: Path, commit: str, stage: Stage, subject: dict[str, Any]) -> str:
-    """SHA-256 over (path, mode, object id) of the stage's sources and the subject: arch, target, checkpoint digest, params."""
+    """SHA-256 over (path, mode, object id) of the sources, and the subject: arch, target, checkpoint digest, params."""
     files = [[p, e.mode, e.oid] for p, e in sorted(source_files(repo, commit, stage).items())]
     return hashlib.sha256(canonical({"stage": stage.name, "files": files, "subject": subject})).hexdigest()
 
@@ -73,8 +78,8 @@ def changed_on_disk(root: Path, commit: str, globs: Sequence[str], repo: Path | 
     entries = tree(repo, commit)
     edited = [p for p, e in entries.items() if matches(p, globs) and differs(root, p, e)]
     folders = sorted({re.split(r"[*?]", g)[0].rpartition("/")[0] or g for g in globs if not g.startswith("*")})
-    extra = [p for p in untracked(root, folders) if matches(p, globs) and not _is_cache(p)] if folders else []
-    return sorted({*edited, *extra})
+    extra = {*untracked(root, folders), *untracked(root, DECIDING, ignored=True)} if folders else set()
+    return sorted({*edited, *(p for p in extra if matches(p, globs) and not _is_cache(p))})
 
 
 def _is_cache(path: str) -> bool:
@@ -95,7 +100,9 @@ def checkpoint_digest(path: Path, cache: Path | None = None) -> str:
     Raises SourceError when the directory is missing or empty.
     """
     if not path.is_dir():
-        raise SourceError("checkpoint directory is missing", str(path), "put it back, or start a bring-up with another one")
+        raise SourceError(
+            "checkpoint directory is missing", str(path), "put it back, or start a bring-up with another one"
+        )
     files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
     if not files:
         raise SourceError("checkpoint directory is empty", str(path), "it needs config.json and *.safetensors")

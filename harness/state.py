@@ -79,14 +79,31 @@ def stage_step(old: StageState, line: Line) -> StageState:
     if line.kind == "work_done":
         return replace(old, status="running", worked=data["source_digest"], reasons=())
     if line.kind == "work_failed":
-        return StageState(old.number, "red", data["commit"], data["source_digest"], exit_code=data["exit_code"],
-                          reasons=tuple(data["reasons"]), time=line.time)
+        return StageState(
+            old.number,
+            "red",
+            data["commit"],
+            data["source_digest"],
+            exit_code=data["exit_code"],
+            reasons=tuple(data["reasons"]),
+            time=line.time,
+        )
     if line.kind == "verdict":
         green = data["exit_code"] == GREEN
         return StageState(
-            old.number, "green" if green else "red", data["commit"], data["source_digest"], data["evidence"],
-            data["exit_code"], old.worked if green else "", tuple(tuple(row) for row in data["headline"]),
-            tuple(data["reasons"]), bool(data["dirty"]), line.time, data["seconds"])
+            old.number,
+            "green" if green else "red",
+            data["commit"],
+            data["source_digest"],
+            data["evidence"],
+            data["exit_code"],
+            old.worked if green else "",
+            tuple(tuple(row) for row in data["headline"]),
+            tuple(data["reasons"]),
+            bool(data["dirty"]),
+            line.time,
+            data["seconds"],
+        )
     return old
 
 
@@ -100,7 +117,11 @@ def refresh(state: State, digests: Mapping[int, str | None], problems: Mapping[i
     for number, digest in digests.items():
         stage = state.stage(number)
         if stage.status == "green" and stage.source_digest != digest:
-            why = "its sources, checkpoint or params changed since it was judged" if digest else "its sources can not be read"
+            why = (
+                "its sources, checkpoint or params changed since it was judged"
+                if digest
+                else "its sources can not be read"
+            )
             stage = replace(stage, status="stale", worked="" if not digest else stage.worked, reasons=(why,))
         elif stage.status == "green" and problems.get(number):
             stage = replace(stage, status="red", worked="", reasons=tuple(problems[number]))

@@ -1,4 +1,4 @@
-"""The rules of a verdict: pure functions from what a gate reported to green, red or no verdict, with every reason named."""
+"""The rules of a verdict: pure functions from what a gate reported to green, red or no verdict, with reasons."""
 
 from __future__ import annotations
 
@@ -37,13 +37,19 @@ def red(reason: str) -> Verdict:
     return Verdict(RED, (reason,))
 
 
-def decide(stage: Stage, pinned: Mapping[str, Threshold], checks: list[Any], not_run: list[str],
-           environment: Mapping[str, Any] | None = None) -> Verdict:
+def decide(
+    stage: Stage,
+    pinned: Mapping[str, Threshold],
+    checks: list[Any],
+    not_run: list[str],
+    environment: Mapping[str, Any] | None = None,
+) -> Verdict:
     """Judge a gate's raw report.
 
-    Red for: a line that is no check; a name reported twice; a measured value that does not hold (NaN never holds); an `ok` that
-    disagrees; a relation or threshold other than `pinned` (thresholds.toml of the commit); no command to repeat it;
-    a declared check that is missing, listed as not run, or turned into `info` without the file saying so.
+    Red for: a line that is no check; a name reported twice; a measured value that does not hold (NaN never holds); an
+    `ok` that disagrees; a relation or threshold other than `pinned` (thresholds.toml of the commit); no command to
+    repeat it; a declared check (by the stage or by the file) that is missing, not run, or turned into `info`
+    without the file saying so.
     """
     lines, reasons = [], []
     for raw in checks:
@@ -53,10 +59,12 @@ def decide(stage: Stage, pinned: Mapping[str, Threshold], checks: list[Any], not
         ok = holds(raw["measured"], raw["relation"], raw["threshold"])
         why = _faults(stage, pinned.get(raw["name"]), raw, ok)
         reasons += [f"{raw['name']}: {w}" for w in why]
-        lines.append({**raw, "ok": not why, "measured": printable(raw["measured"]), "threshold": printable(raw["threshold"])})
+        lines.append(
+            {**raw, "ok": not why, "measured": printable(raw["measured"]), "threshold": printable(raw["threshold"])}
+        )
     names = [line["name"] for line in lines]
     reasons += [f"{n}: reported {names.count(n)} times" for n in dict.fromkeys(names) if names.count(n) > 1]
-    for name in stage.checks:
+    for name in dict.fromkeys((*stage.checks, *pinned)):
         if name not in names:
             reasons.append(f"{name}: declared, and not run" if name in not_run else f"{name}: declared, and missing")
     if not lines:
@@ -67,8 +75,11 @@ def decide(stage: Stage, pinned: Mapping[str, Threshold], checks: list[Any], not
 def _faults(stage: Stage, pin: Threshold | None, raw: dict[str, Any], ok: bool) -> list[str]:
     found = []
     if not ok:
-        found.append(f"measured {show(raw['measured'])}, must be {raw['relation']} {show(raw['threshold'])}"
-                     if raw["relation"] != "info" else f"measured {show(raw['measured'])}")
+        found.append(
+            f"measured {show(raw['measured'])}, must be {raw['relation']} {show(raw['threshold'])}"
+            if raw["relation"] != "info"
+            else f"measured {show(raw['measured'])}"
+        )
     if bool(raw["ok"]) and not ok:
         found.append("the gate called it ok and it is not")
     if not raw["ok"] and ok:

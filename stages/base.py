@@ -40,8 +40,8 @@ class StageContext:
     """Where a stage works.
 
     checkpoint: HF directory. workdir: scratch; one folder that lasts for all `work`, a fresh empty one for every
-    gate. evidence: the folder of judged evidence (written by the harness only). root: the checkout that is judged (gate) or
-    worked on (work). params: `--set key=value`; `bundle_out` is there for work when `--bundle-out` was given.
+    gate. evidence: the folder of judged evidence (written by the harness only). root: the checkout that is judged
+    (gate) or worked on (work). params: `--set key=value`; `bundle_out` is there for work when `--bundle-out` was given.
     """
 
     arch: str
@@ -54,7 +54,7 @@ class StageContext:
 
     @property
     def artifacts(self) -> Path:
-        """Files that work leaves for later gates (a tune database, certificates): claims, to be verified, not trusted."""
+        """Files that work leaves for gates (a tune database, certificates): claims to be verified, not trusted."""
         return self.evidence.parent / "artifacts"
 
 
@@ -71,7 +71,9 @@ class Check:
     detail: str = ""
 
     @classmethod
-    def compare(cls, name: str, measured: Any, relation: str, threshold: Any, command: str = "", detail: str = "") -> Check:
+    def compare(
+        cls, name: str, measured: Any, relation: str, threshold: Any, command: str = "", detail: str = ""
+    ) -> Check:
         """A check whose `ok` follows from the relation; numpy scalars become Python ones."""
         m, t = plain(measured), plain(threshold)
         return cls(name, m, t, relation, holds(m, relation, t), command, detail)
@@ -87,13 +89,15 @@ def plain(value: Any) -> Measured:
 
 
 def holds(measured: Measured, relation: str, threshold: Measured) -> bool:
-    """Whether `measured relation threshold`; NaN and infinities never hold, numbers never compare with booleans or text."""
+    """Whether `measured relation threshold`. NaN and infinities never hold; numbers never equal booleans or text."""
     if isinstance(measured, float) and not math.isfinite(measured):
         return False
     if relation == "info":
         return True
     if relation == "==":
-        return isinstance(measured, bool) == isinstance(threshold, bool) and measured is not None and measured == threshold
+        return (
+            isinstance(measured, bool) == isinstance(threshold, bool) and measured is not None and measured == threshold
+        )
     if isinstance(measured, bool) or isinstance(threshold, bool):
         return False
     if not isinstance(measured, (int, float)) or not isinstance(threshold, (int, float)) or math.isnan(threshold):
@@ -122,7 +126,8 @@ class Threshold:
 class Thresholds(Mapping[str, Threshold]):
     """`thresholds.toml` of a stage. The harness reads the same file from the judged commit and compares.
 
-    A value may depend on the target: `threshold = {cpu = 0.5, default = 0.8}`; `target` picks it.
+    A value may depend on the target: `threshold = {cpu = 0.5, default = 0.8}`; `target` picks it, and a check that has
+    neither does not exist there. Every other check in the file must be reported by the gate.
     """
 
     def __init__(self, entries: dict[str, Threshold]) -> None:
@@ -142,19 +147,25 @@ class Thresholds(Mapping[str, Threshold]):
         entries = {}
         for name, entry in raw.items():
             if not isinstance(entry, dict) or entry.get("relation") not in RELATIONS:
-                raise StageError(f"{name}: relation must be one of {', '.join(RELATIONS)}", where, "write [name] relation = ...")
+                raise StageError(
+                    f"{name}: relation must be one of {', '.join(RELATIONS)}", where, "write [name] relation = ..."
+                )
             value = entry.get("threshold")
             if isinstance(value, dict):
                 value = value.get(target, value.get("default"))
             if value is None and entry["relation"] != "info":
-                raise StageError(f"{name}: no threshold for target {target!r}", where, "give `threshold`, or a default")
+                if isinstance(entry.get("threshold"), dict):
+                    continue
+                raise StageError(f"{name}: no threshold", where, "give `threshold`")
             entries[name] = Threshold(entry["relation"], plain(value), str(entry.get("why", "")))
         return cls(entries)
 
     def check(self, name: str, measured: Any, command: str = "", detail: str = "") -> Check:
         """The check `name` with its relation and threshold from the file. Raises StageError for a name not in it."""
         if name not in self._entries:
-            raise StageError(f"no threshold for check {name!r}", "thresholds.toml", "add an entry on a pull request of its own")
+            raise StageError(
+                f"no threshold for check {name!r}", "thresholds.toml", "add an entry on a pull request of its own"
+            )
         entry = self._entries[name]
         return Check.compare(name, measured, entry.relation, entry.threshold, command, detail)
 
@@ -173,7 +184,7 @@ class Planted:
     """A known-bad subject for a gate (it must turn red) beside a good one (it must stay green).
 
     Both run the gate's real checking code on a subject made in `ctx.workdir` (small, no checkpoint, seconds).
-    `make_bad` may also raise a PlowError: a typed refusal counts as caught. expect: a name in the caught check or error.
+    `make_bad` may also raise a PlowError: a typed refusal counts as caught. expect: text in the red line or error.
     """
 
     name: str
@@ -187,9 +198,9 @@ class Stage:
     """One stage of a bring-up.
 
     name: its folder, e.g. "s1_ir". sources: globs (`**` crosses folders) over tracked files that make its evidence
-    stale; its own folder and base.py always count. checks: every check name that the gate must report. headline: checks shown beside
-    the stage's name. editable: globs that the work of this stage may change. timed: the gate measures time, so it
-    waits for the machine lease. Limits are seconds of wall time.
+    stale; its own folder and base.py always count. checks: every check name that the gate must report. headline:
+    checks shown beside the stage's name. editable: globs that the work of this stage may change. timed: the gate
+    measures time, so it waits for the machine lease. Limits are seconds of wall time.
     """
 
     number: int

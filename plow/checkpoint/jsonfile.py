@@ -17,9 +17,13 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
     except FileNotFoundError:
         if optional:
             return {}
-        raise CheckpointError(f"{path.name} is missing", str(path.parent), "pass a Hugging Face checkpoint directory") from None
+        raise CheckpointError(
+            f"{path.name} is missing", str(path.parent), "pass a Hugging Face checkpoint directory"
+        ) from None
     except OSError as e:
-        raise CheckpointError(f"cannot read {path.name}: {e.strerror}", str(path.parent), "check its permissions") from e
+        raise CheckpointError(
+            f"cannot read {path.name}: {e.strerror}", str(path.parent), "check its permissions"
+        ) from e
     except ValueError as e:
         raise CheckpointError(f"{path.name} is no valid JSON: {e}", str(path.parent), "fetch the file again") from e
     if not isinstance(value, dict):

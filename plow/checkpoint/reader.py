@@ -17,8 +17,14 @@ from plow.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                   "chat_template.jinja", "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 DUPLICATES = "consolidated"
 """Prefix of weight files in another layout that some repositories ship beside the Hugging Face shards."""
 
@@ -79,7 +85,7 @@ class Checkpoint:
         return load_generation(self.path, self.config, self.token_ids.get)
 
     def digest(self, full: bool = False) -> str:
-        """"sha256:<hex>" of config.json and of every weight file's name, size and header.
+        """ "sha256:<hex>" of config.json and of every weight file's name, size and header.
 
         That pins names, shapes, dtypes and sizes but not the values; `full` hashes every byte of the weight files too.
         """
@@ -113,10 +119,14 @@ def read_files(path: Path) -> list[SafetensorsFile]:
     stray = sorted(present - wanted)
     if stray:
         owner = INDEX if has_index else SINGLE
-        raise CheckpointError(f"stray weight file {stray[0]} beside {owner}", str(path), "remove it, or the index that omits it")
+        raise CheckpointError(
+            f"stray weight file {stray[0]} beside {owner}", str(path), "remove it, or the index that omits it"
+        )
     missing = sorted(wanted - present)
     if missing:
-        raise CheckpointError(f"shard {missing[0]} is named by the index and missing on disk", str(path), "fetch the shard")
+        raise CheckpointError(
+            f"shard {missing[0]} is named by the index and missing on disk", str(path), "fetch the shard"
+        )
     files = [read_header(path / name) for name in sorted(wanted)]
     if has_index:
         _check_index(weight_map, files)
@@ -125,10 +135,15 @@ def read_files(path: Path) -> list[SafetensorsFile]:
 
 def _weight_map(path: Path) -> dict[str, str]:
     weight_map = read_json(path / INDEX).get("weight_map")
-    ok = isinstance(weight_map, dict) and weight_map and all(
-        isinstance(f, str) and Path(f).name == f for f in weight_map.values())
+    ok = (
+        isinstance(weight_map, dict)
+        and weight_map
+        and all(isinstance(f, str) and Path(f).name == f for f in weight_map.values())
+    )
     if not ok:
-        raise CheckpointError("the index has no usable weight_map of tensor -> file name", INDEX, "fetch the index again")
+        raise CheckpointError(
+            "the index has no usable weight_map of tensor -> file name", INDEX, "fetch the index again"
+        )
     return weight_map  # type: ignore[return-value]
 
 
@@ -137,11 +152,18 @@ def _check_index(weight_map: dict[str, str], files: list[SafetensorsFile]) -> No
         for name in f.tensors:
             owner = weight_map.get(name)
             if owner is None:
-                raise CheckpointError(f"tensor {name!r} is in the shard but not in the index", f.path.name, "fetch index and shards again")
+                raise CheckpointError(
+                    f"tensor {name!r} is in the shard but not in the index", f.path.name, "fetch index and shards again"
+                )
             if owner != f.path.name:
-                raise CheckpointError(f"tensor {name!r} is in this shard, the index assigns it to {owner}", f.path.name,
-                                      "fetch index and shards again")
+                raise CheckpointError(
+                    f"tensor {name!r} is in this shard, the index assigns it to {owner}",
+                    f.path.name,
+                    "fetch index and shards again",
+                )
     held = {name for f in files for name in f.tensors}
     for name, owner in weight_map.items():
         if name not in held:
-            raise CheckpointError(f"tensor {name!r} is assigned to this shard and missing in it", owner, "fetch index and shards again")
+            raise CheckpointError(
+                f"tensor {name!r} is assigned to this shard and missing in it", owner, "fetch index and shards again"
+            )

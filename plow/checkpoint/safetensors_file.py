@@ -19,10 +19,20 @@ import numpy as np
 from plow.errors import CheckpointError
 
 DTYPES: dict[str, np.dtype] = {
-    "BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16), "F32": np.dtype(np.float32),
-    "F64": np.dtype(np.float64), "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "I8": np.dtype(np.int8), "I16": np.dtype(np.int16), "I32": np.dtype(np.int32), "I64": np.dtype(np.int64),
-    "U8": np.dtype(np.uint8), "U16": np.dtype(np.uint16), "U32": np.dtype(np.uint32), "U64": np.dtype(np.uint64),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype(np.int16),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "U8": np.dtype(np.uint8),
+    "U16": np.dtype(np.uint16),
+    "U32": np.dtype(np.uint32),
+    "U64": np.dtype(np.uint64),
     "BOOL": np.dtype(np.bool_),
 }
 MAX_HEADER_BYTES = 100_000_000
@@ -64,15 +74,23 @@ def read_header(path: Path) -> SafetensorsFile:
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
             raw = f.read(length) if 0 < length <= min(MAX_HEADER_BYTES, size - 8) else b""
     except OSError as e:
-        raise CheckpointError(f"cannot read the file: {e.strerror}", str(path), "check the path and its permissions") from e
+        raise CheckpointError(
+            f"cannot read the file: {e.strerror}", str(path), "check the path and its permissions"
+        ) from e
     if not raw:
-        raise CheckpointError(f"no safetensors header in {size} bytes", path.name, "the file is truncated: fetch it again")
+        raise CheckpointError(
+            f"no safetensors header in {size} bytes", path.name, "the file is truncated: fetch it again"
+        )
     try:
         entries = json.loads(raw)
     except ValueError as e:
-        raise CheckpointError("the safetensors header is no JSON", path.name, "the file is damaged: fetch it again") from e
+        raise CheckpointError(
+            "the safetensors header is no JSON", path.name, "the file is damaged: fetch it again"
+        ) from e
     if not isinstance(entries, dict):
-        raise CheckpointError("the safetensors header is no JSON object", path.name, "the file is damaged: fetch it again")
+        raise CheckpointError(
+            "the safetensors header is no JSON object", path.name, "the file is damaged: fetch it again"
+        )
     entries.pop("__metadata__", None)
     base = 8 + len(raw)
     tensors = {name: _tensor(name, entry, path, base) for name, entry in entries.items()}
@@ -90,8 +108,11 @@ def _tensor(name: str, entry: Any, path: Path, base: int) -> TensorInfo:
         raise CheckpointError(f"unknown dtype {dtype!r}", where, f"known: {', '.join(DTYPES)}")
     want = math.prod(shape) * DTYPES[dtype].itemsize
     if min(shape, default=0) < 0 or end - start != want:
-        raise CheckpointError(f"{end - start} bytes for {dtype} {list(shape)}, which needs {want}", where,
-                              "the file is damaged: fetch it again")
+        raise CheckpointError(
+            f"{end - start} bytes for {dtype} {list(shape)}, which needs {want}",
+            where,
+            "the file is damaged: fetch it again",
+        )
     return TensorInfo(name, dtype, shape, path, base + start, base + end)
 
 
@@ -99,11 +120,17 @@ def _check_tiling(tensors: dict[str, TensorInfo], path: Path, base: int, size: i
     at = base
     for t in sorted(tensors.values(), key=lambda t: (t.start, t.end)):
         if t.start != at:
-            raise CheckpointError(f"bytes {at}..{t.start} overlap or belong to no tensor", f"{path.name}: {t.name}",
-                                  "the file is damaged: fetch it again")
+            raise CheckpointError(
+                f"bytes {at}..{t.start} overlap or belong to no tensor",
+                f"{path.name}: {t.name}",
+                "the file is damaged: fetch it again",
+            )
         at = t.end
     if at > size:
-        raise CheckpointError(f"the file has {size} bytes, its header promises {at}", path.name,
-                              "the file is truncated: fetch it again")
+        raise CheckpointError(
+            f"the file has {size} bytes, its header promises {at}", path.name, "the file is truncated: fetch it again"
+        )
     if at < size:
-        raise CheckpointError(f"{size - at} bytes follow the last tensor", path.name, "the file is damaged: fetch it again")
+        raise CheckpointError(
+            f"{size - at} bytes follow the last tensor", path.name, "the file is damaged: fetch it again"
+        )

@@ -7,23 +7,26 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.console import Console
 from rich.table import Table
 
 from plow import hw
 from plow.checkpoint import Checkpoint, resolve
-from plow.cli.common import console, emit, main_of
+from plow.cli.common import DebugOption, JsonOption, console, emit, new_app, reporting
+from plow.cli.picture import render
 from plow.compile import ROW_BUCKETS, Options, compile_checkpoint, lower, rows_argument
 from plow.errors import BundleError, ConfigError
 from plow.models import build
 from plow.packet import container
 from plow.packet.disasm import disassemble
+from plow.rewrite import report
 from plow.schedule.simulate import simulate
 from plow.tune.choices import apply_tuned
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-Assets = Annotated[Path, typer.Option("--assets", help="bundle directory")]
-Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
+app = new_app("Build a bundle, look into it, predict its speed.")
+AssetsOption = Annotated[Path, typer.Option("--assets", help="bundle directory")]
+MachineOption = Annotated[str, typer.Option("--machine", help="hardware spec: name or JSON file")]
+DisableOption = Annotated[list[str] | None, typer.Option("--disable-rule", help="rewrite rule to leave out")]
 
 
 @app.callback(invoke_without_command=True)
@@ -36,97 +39,107 @@ def compile_command(
     max_batch: Annotated[int, typer.Option("--max-batch", help="sequences at a time")] = 8,
     rows: Annotated[str, typer.Option("--rows", help="row buckets")] = ",".join(map(str, ROW_BUCKETS)),
     workers: Annotated[int, typer.Option("--workers", help="0 = tuned, else the machine's")] = 0,
-    machine: Annotated[str, typer.Option("--machine", help="hardware spec: name or JSON file")] = "cpu",
+    machine: MachineOption = "cpu",
     prompt_math: Annotated[str, typer.Option("--prompt-math", help="fp32, or bf16 dot products for prompts")] = "fp32",
-    disable: Annotated[list[str] | None, typer.Option("--disable-rule", help="rewrite rule to leave out")] = None,
+    disable: DisableOption = None,
     round_weights: Annotated[bool, typer.Option("--round-weights", help="round fp32/fp16 weights to bf16")] = False,
     tune_db: Annotated[Path | None, typer.Option("--tune-db", help="tune database whose winners are used")] = None,
     verify: Annotated[str, typer.Option("--verify", help="on: certify with Lean; off: leave uncertified")] = "on",
-    as_json: Json = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
 ) -> None:
     """Compile a checkpoint: plowc --hf-dir DIR --gpu cpu --max-ctx N --out BUNDLE."""
     if ctx.invoked_subcommand:
         return
-    if not hf_dir or out is None:
-        raise ConfigError("a build needs --hf-dir and --out", "plowc", "plowc --help")
-    if verify not in ("on", "off"):
-        raise ConfigError(f"--verify {verify!r} is unknown", "plowc", "on or off")
-    options = Options(gpu, max_ctx, max_batch, rows_argument(rows), workers, machine, prompt_math, tuple(disable or ()), round_weights)
-    if tune_db is not None:
-        apply_tuned(options, tune_db)
-    manifest = compile_checkpoint(resolve(hf_dir), out, options, progress=lambda line: console.print(escape(line)))
-    if verify == "on":
-        _certify(out)
-    if as_json:
-        emit({**manifest, "schema": "plowc.build/1", "out": str(out), "certified": verify == "on"})
+    with reporting(as_json, debug):
+        if not hf_dir or out is None:
+            raise ConfigError("a build needs --hf-dir and --out", "plowc", "plowc --help")
+        if verify not in ("on", "off"):
+            raise ConfigError(f"--verify {verify!r} is unknown", "plowc", "on or off")
+        options = Options(gpu, max_ctx, max_batch, rows_argument(rows), workers, machine, prompt_math, tuple(disable or ()), round_weights)
+        if tune_db is not None:
+            apply_tuned(options, tune_db)
+        manifest = compile_checkpoint(resolve(hf_dir), out, options, progress=_say)
+        certificates = _certify(out) if verify == "on" else []
+        if as_json:
+            emit({**manifest, "schema": "plowc.build/1", "out": str(out), "certificates": certificates})
 
 
-def _certify(out: Path) -> None:
+def _say(line: str) -> None:
+    console.print(line, markup=False)
+
+
+def _certify(out: Path) -> list[str]:
     from plow.verify import certify
 
     with console.status("Lean: certifying every program"):
         certificates = certify(out / "model.pkt", out / "certificates")
     for c in certificates:
-        console.print(f"certificate {c.checkpoint}: {c.verdict} in {c.seconds:.1f} s")
+        _say(f"certificate {c.checkpoint}: {c.verdict} in {c.seconds:.1f} s")
+    return [c.checkpoint for c in certificates]
 
 
 @app.command("disasm")
-def disasm_command(assets: Assets, rows: Annotated[int | None, typer.Option("--rows", help="only the program of T rows")] = None) -> None:
+def disasm_command(assets: AssetsOption, rows: Annotated[int | None, typer.Option("--rows", help="only the program of T rows")] = None,
+                   debug: DebugOption = False) -> None:
     """Print every packet by name."""
-    for line in disassemble(_packets(assets), rows):
-        print(line)
+    with reporting(debug=debug):
+        for line in disassemble(_packets(assets), rows):
+            print(line)
 
 
 @app.command("sim")
-def sim_command(assets: Assets, machine: Annotated[str, typer.Option("--machine")] = "cpu",
-                context: Annotated[int, typer.Option("--ctx", help="cached positions")] = 512, as_json: Json = False) -> None:
+def sim_command(assets: AssetsOption, machine: MachineOption = "cpu",
+                context: Annotated[int, typer.Option("--ctx", help="cached positions")] = 512, as_json: JsonOption = False,
+                debug: DebugOption = False) -> None:
     """Predict the step time of every program on a machine."""
-    spec = hw.load(machine)
-    rows = []
-    for p in _packets(assets).programs:
-        s = simulate(p, spec, context)
-        rows.append({"rows": p.rows, "packets": p.num_packets, "step_ms": s.step_s * 1e3, "bound_ms": s.bound_s * 1e3,
-                     "bytes": s.bytes, "flops": s.flops, "tok_s": p.rows / s.step_s})
-    if as_json:
-        emit({"schema": "plowc.sim/1", "machine": spec.name, "note": spec.note, "context": context, "programs": rows})
-        return
-    table = Table("T", "packets", "step ms", "roofline ms", "tok/s", title=f"{spec.name}, context {context}")
-    for r in rows:
-        table.add_row(str(r["rows"]), str(r["packets"]), f"{r['step_ms']:.3f}", f"{r['bound_ms']:.3f}", f"{r['tok_s']:.0f}")
-    console.print(table)
+    with reporting(as_json, debug):
+        spec = hw.load(machine)
+        rows = [_predict(p, spec, context) for p in _packets(assets).programs]
+        if as_json:
+            emit({"schema": "plowc.sim/1", "machine": spec.name, "note": spec.note, "context": context, "programs": rows})
+            return
+        table = Table("T", "packets", "step ms", "roofline ms", "tok/s", title=f"{spec.name}, context {context}")
+        for r in rows:
+            table.add_row(str(r["rows"]), str(r["packets"]), f"{r['step_ms']:.3f}", f"{r['bound_ms']:.3f}", f"{r['tok_s']:.0f}")
+        Console().print(table)
+
+
+def _predict(program: container.ProgramRecord, machine: hw.Machine, context: int) -> dict[str, float]:
+    s = simulate(program, machine, context)
+    return {"rows": program.rows, "packets": program.num_packets, "step_ms": s.step_s * 1e3, "bound_ms": s.bound_s * 1e3, "bytes": s.bytes,
+            "flops": s.flops, "tok_s": program.rows / s.step_s}
 
 
 @app.command("explain")
-def explain_command(hf_dir: Annotated[str, typer.Option("--hf-dir")], disable: Annotated[list[str] | None, typer.Option("--disable-rule")] = None,
-                    machine: Annotated[str, typer.Option("--machine")] = "cpu", as_json: Json = False) -> None:
+def explain_command(hf_dir: Annotated[str, typer.Option("--hf-dir", help="checkpoint directory")], disable: DisableOption = None,
+                    machine: MachineOption = "cpu", as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """Which rewrites fired, which were chosen, and the price before and after."""
-    from plow.rewrite.report import as_dict, as_text
-
-    ck = Checkpoint.open(resolve(hf_dir))
-    graph = build(ck.config)
-    c = lower(graph, Options(rows=(1,), machine=machine, disabled_rules=tuple(disable or ()), max_ctx=min(2048, graph.meta["max_position_embeddings"])),
-              graph.meta["vocab_size"])
-    if as_json:
-        emit({"schema": "plowc.explain/1", **as_dict(c.rewritten)})
-    else:
-        print(as_text(c.rewritten))
+    with reporting(as_json, debug):
+        graph = build(Checkpoint.open(resolve(hf_dir)).config)
+        longest = min(2048, graph.meta["max_position_embeddings"])
+        options = Options(rows=(1,), machine=machine, disabled_rules=tuple(disable or ()), max_ctx=longest)
+        rewritten = lower(graph, options, graph.meta["vocab_size"]).rewritten
+        if as_json:
+            emit({"schema": "plowc.explain/1", **report.as_dict(rewritten)})
+        else:
+            print(report.render(rewritten))
 
 
 @app.command("graph")
-def graph_command(assets: Assets, out: Annotated[Path, typer.Option("--out", help="HTML file to write")] = Path("graph.html"),
-                  rows: Annotated[int, typer.Option("--rows", help="program to draw")] = 1,
-                  machine: Annotated[str, typer.Option("--machine")] = "cpu") -> None:
+def graph_command(assets: AssetsOption, out: Annotated[Path, typer.Option("--out", help="HTML file to write")] = Path("graph.html"),
+                  rows: Annotated[int, typer.Option("--rows", help="program to draw")] = 1, machine: MachineOption = "cpu",
+                  debug: DebugOption = False) -> None:
     """A single-file picture of graph, fusions, tiles and schedule."""
-    from plow.cli.picture import render
-
-    packets = _packets(assets)
-    program = next((p for p in packets.programs if p.rows == rows), None)
-    if program is None:
-        known = ", ".join(str(p.rows) for p in packets.programs)
-        raise ConfigError(f"no program with {rows} rows", str(assets), f"known: {known}")
-    config = json.loads((assets / "config.json").read_text())
-    out.write_text(render(build(config), packets, program, hw.load(machine)))
-    console.print(f"wrote {out}")
+    with reporting(debug=debug):
+        packets = _packets(assets)
+        program = next((p for p in packets.programs if p.rows == rows), None)
+        if program is None:
+            known = ", ".join(str(p.rows) for p in packets.programs)
+            raise ConfigError(f"no program with {rows} rows", str(assets), f"known: {known}")
+        config = json.loads((assets / "config.json").read_text())
+        out.write_text(render(build(config), packets, program, hw.load(machine)))
+        _say(f"wrote {out}")
 
 
 def _packets(assets: Path) -> container.PacketFile:
@@ -135,4 +148,10 @@ def _packets(assets: Path) -> container.PacketFile:
     return container.load(assets / "model.pkt")
 
 
-main = main_of(app)
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -79,15 +79,45 @@ class Attention:
             q = self.qk_norm(b, "q_norm", q, f"{prefix}.q_norm.weight", self.head_dim)
             k = self.qk_norm(b, "k_norm", k, f"{prefix}.k_norm.weight", self.head_dim)
         q, k = self._rope(b, "q_rope", q), self._rope(b, "k_rope", k)
-        kv = b.op("kv_append", "kv_append", k, v, "positions", "slots", output=f"{b.scope}.kv_append.kv",
-                  num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, cache=b.scope)
-        y = b.op("attention", "attention", q, kv, "positions", "slots", num_heads=self.num_heads,
-                 num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, scale=self.scale, window=self.window, softcap=0.0)
+        kv = b.op(
+            "kv_append",
+            "kv_append",
+            k,
+            v,
+            "positions",
+            "slots",
+            output=f"{b.scope}.kv_append.kv",
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            cache=b.scope,
+        )
+        y = b.op(
+            "attention",
+            "attention",
+            q,
+            kv,
+            "positions",
+            "slots",
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.scale,
+            window=self.window,
+            softcap=0.0,
+        )
         return linear(b, "o_proj", y, f"{prefix}.o_proj", q_size, self.hidden_size, self.bias)
 
     def _rope(self, b: Builder, part: str, x: str) -> str:
-        return b.op(part, "rope", x, "positions", head_dim=self.head_dim, rotary_dim=self.head_dim,
-                    theta=self.rope.theta, scaling=dict(self.rope.scaling))
+        return b.op(
+            part,
+            "rope",
+            x,
+            "positions",
+            head_dim=self.head_dim,
+            rotary_dim=self.head_dim,
+            theta=self.rope.theta,
+            scaling=dict(self.rope.scaling),
+        )
 
     def cache(self, name: str) -> dict[str, Any]:
         """The layer's entry of graph.meta["caches"]."""
@@ -99,7 +129,9 @@ def linear(b: Builder, part: str, x: str, module: str, in_features: int, out_fea
     return b.op(part, "linear", x, weight, b.weight(f"{module}.bias", out_features) if bias else ABSENT)
 
 
-def gated_mlp(b: Builder, x: str, prefix: str, hidden_size: int, intermediate_size: int, act: str, bias: bool = False) -> str:
+def gated_mlp(
+    b: Builder, x: str, prefix: str, hidden_size: int, intermediate_size: int, act: str, bias: bool = False
+) -> str:
     """down(act(gate(x)) * up(x)); prefix: e.g. "model.layers.3.mlp"; act: name of the op table."""
     gate = linear(b, "gate_proj", x, f"{prefix}.gate_proj", hidden_size, intermediate_size, bias)
     up = linear(b, "up_proj", x, f"{prefix}.up_proj", hidden_size, intermediate_size, bias)
@@ -109,7 +141,9 @@ def gated_mlp(b: Builder, x: str, prefix: str, hidden_size: int, intermediate_si
 
 def embedding(b: Builder, vocab_size: int, hidden_size: int, scale: float = 1.0) -> str:
     b.scope = "embed"
-    return b.op("embed_tokens", "embed", "tokens", b.weight("model.embed_tokens.weight", vocab_size, hidden_size), scale=scale)
+    return b.op(
+        "embed_tokens", "embed", "tokens", b.weight("model.embed_tokens.weight", vocab_size, hidden_size), scale=scale
+    )
 
 
 def head(b: Builder, x: str, norm: Norm, vocab_size: int, hidden_size: int, tied: bool, softcap: float = 0.0) -> None:

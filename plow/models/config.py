@@ -13,15 +13,25 @@ WHERE = "config.json"
 TRAINING = "used in training only"
 REPORTING = "describes the file or what a Python caller gets back, not the computation"
 IGNORED = {
-    "_name_or_path": REPORTING, "transformers_version": REPORTING, "torch_dtype": "the tensors say how they are stored",
-    "dtype": "the tensors say how they are stored", "use_cache": REPORTING, "return_dict": REPORTING,
-    "output_attentions": REPORTING, "output_hidden_states": REPORTING, "cache_implementation": REPORTING,
-    "id2label": "classification heads only", "label2id": "classification heads only",
-    "problem_type": "classification heads only", "num_labels": "classification heads only",
-    "attention_dropout": TRAINING, "initializer_range": TRAINING,
+    "_name_or_path": REPORTING,
+    "transformers_version": REPORTING,
+    "torch_dtype": "the tensors say how they are stored",
+    "dtype": "the tensors say how they are stored",
+    "use_cache": REPORTING,
+    "return_dict": REPORTING,
+    "output_attentions": REPORTING,
+    "output_hidden_states": REPORTING,
+    "cache_implementation": REPORTING,
+    "id2label": "classification heads only",
+    "label2id": "classification heads only",
+    "problem_type": "classification heads only",
+    "num_labels": "classification heads only",
+    "attention_dropout": TRAINING,
+    "initializer_range": TRAINING,
     "pretraining_tp": "splits matrix products as in training; the result is the same",
     "chunk_size_feed_forward": "splits the MLP over positions; the result is the same",
-    "bos_token_id": "read with the generation config", "eos_token_id": "read with the generation config",
+    "bos_token_id": "read with the generation config",
+    "eos_token_id": "read with the generation config",
     "pad_token_id": "read with the generation config",
 }
 """Fields of every decoder-only config that do not change the forward pass, with the reason."""
@@ -41,6 +51,8 @@ class FamilyConfig(BaseModel):
         "quantization_config": ((None,), "the weights must be bf16: convert the checkpoint first"),
     }
     """field -> (the only values it may have, why): anything else would need another graph."""
+    SPELLINGS: ClassVar[dict[str, str]] = {}
+    """other spelling of a field -> its main one."""
 
     model_type: str
     architectures: list[str] | None = None
@@ -65,9 +77,12 @@ class FamilyConfig(BaseModel):
         a wrong type, a value that the family does not support."""
         for name, (allowed, why) in cls.MUST_BE.items():
             if name in config and not any(config[name] is a or config[name] == a for a in allowed):
-                raise ConfigError(f"{name} = {config[name]!r} is not supported: {why}", WHERE,
-                                  f"supported: {', '.join(map(repr, allowed))}")
-        kept = {k: v for k, v in config.items() if k not in cls.IGNORED and k not in cls.MUST_BE}
+                raise ConfigError(
+                    f"{name} = {config[name]!r} is not supported: {why}",
+                    WHERE,
+                    f"supported: {', '.join(map(repr, allowed))}",
+                )
+        kept = cls._renamed({k: v for k, v in config.items() if k not in cls.IGNORED and k not in cls.MUST_BE})
         for name in kept:
             if name not in cls.model_fields:
                 raise ConfigError(f"unknown field {name!r}", WHERE, cls._advice(name))
@@ -76,10 +91,16 @@ class FamilyConfig(BaseModel):
         except ValidationError as e:
             raise cls._typed(e) from e
         if parsed.architectures and parsed.architectures != [cls.SOURCE]:
-            raise ConfigError(f"architectures = {parsed.architectures} is not supported", WHERE, f"supported: {cls.SOURCE}")
+            raise ConfigError(
+                f"architectures = {parsed.architectures} is not supported", WHERE, f"supported: {cls.SOURCE}"
+            )
         if parsed.num_attention_heads % parsed.num_key_value_heads:
-            raise ConfigError(f"num_attention_heads = {parsed.num_attention_heads} is no multiple of num_key_value_heads = "
-                              f"{parsed.num_key_value_heads}", WHERE, "correct the field")
+            raise ConfigError(
+                f"num_attention_heads = {parsed.num_attention_heads} is no multiple of num_key_value_heads = "
+                f"{parsed.num_key_value_heads}",
+                WHERE,
+                "correct the field",
+            )
         if parsed.head_dim % 2:
             raise ConfigError(f"head_dim = {parsed.head_dim} is odd; RoPE rotates pairs", WHERE, "correct the field")
         parsed.check()
@@ -95,19 +116,46 @@ class FamilyConfig(BaseModel):
 
     def meta(self, config: dict[str, Any], caches: list[dict[str, Any]]) -> dict[str, Any]:
         """graph.meta: the geometry that later rooms need, and what happened to every field of config.json."""
-        keys = ("num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "max_position_embeddings", "head_dim")
+        keys = (
+            "num_attention_heads",
+            "num_key_value_heads",
+            "hidden_size",
+            "vocab_size",
+            "max_position_embeddings",
+            "head_dim",
+        )
         names = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads"}
-        return {"family": self.model_type, "source": self.SOURCE, "num_layers": self.num_hidden_layers, "caches": caches,
-                "tie_word_embeddings": self.tie_word_embeddings, **{names.get(k, k): getattr(self, k) for k in keys},
-                **self.fields_report(config)}
+        return {
+            "family": self.model_type,
+            "source": self.SOURCE,
+            "num_layers": self.num_hidden_layers,
+            "caches": caches,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            **{names.get(k, k): getattr(self, k) for k in keys},
+            **self.fields_report(config),
+        }
 
     @classmethod
     def fields_report(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """What happened to every field of this config.json: `consumed_fields` and `ignored_fields` with reasons."""
-        return {"consumed_fields": sorted(k for k in config if k not in cls.IGNORED),
-                "ignored_fields": {k: cls.IGNORED[k] for k in sorted(config) if k in cls.IGNORED},
-                "derived_fields": sorted(k for k in cls.with_derived(dict(config)) if config.get(k) is None
-                                         and cls.with_derived(dict(config))[k] is not None)}
+        """What happened to every field of this config.json: `consumed_fields`, `ignored_fields` with reasons, and the
+        `derived_fields` that it lacks."""
+        full = cls.with_derived(cls._renamed(config))
+        return {
+            "consumed_fields": sorted(k for k in config if k not in cls.IGNORED),
+            "ignored_fields": {k: cls.IGNORED[k] for k in sorted(config) if k in cls.IGNORED},
+            "derived_fields": sorted(
+                k for k, v in full.items() if v is not None and cls._renamed(config).get(k) is None
+            ),
+        }
+
+    @classmethod
+    def _renamed(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """The config with every field under its main spelling."""
+        out = {k: v for k, v in config.items() if k not in cls.SPELLINGS}
+        for other, name in cls.SPELLINGS.items():
+            if other in config and out.setdefault(name, config[other]) != config[other]:
+                raise ConfigError(f"{other} = {config[other]!r} and {name} = {out[name]!r} disagree", WHERE, "keep one")
+        return out
 
     @classmethod
     def _advice(cls, name: str) -> str:

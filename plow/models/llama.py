@@ -33,14 +33,19 @@ class LlamaConfig(FamilyConfig):
             kept["num_key_value_heads"] = heads
         if kept.get("head_dim") is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
             if hidden % heads:
-                raise ConfigError(f"field 'head_dim' is missing and hidden_size {hidden} is no multiple of {heads} heads",
-                                  WHERE, "add head_dim")
+                raise ConfigError(
+                    f"field 'head_dim' is missing and hidden_size {hidden} is no multiple of {heads} heads",
+                    WHERE,
+                    "add head_dim",
+                )
             kept["head_dim"] = hidden // heads
         return kept
 
     def check(self) -> None:
         if self.hidden_act not in ACTIVATIONS:
-            raise ConfigError(f"hidden_act = {self.hidden_act!r} is not supported", WHERE, f"supported: {', '.join(ACTIVATIONS)}")
+            raise ConfigError(
+                f"hidden_act = {self.hidden_act!r} is not supported", WHERE, f"supported: {', '.join(ACTIVATIONS)}"
+            )
 
     def rope(self) -> Rope:
         return single_rope(self.rope_theta, self.rope_scaling, self.rope_parameters)
@@ -69,8 +74,16 @@ def build_mistral(config: dict[str, Any]) -> Graph:
 def _build(c: LlamaConfig, raw: dict[str, Any], window: int) -> Graph:
     """hidden: [T, hidden_size]; one output, "logits": [S, vocab_size]."""
     b, norm = Builder(), Norm(c.rms_norm_eps)
-    attention = Attention(c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.head_dim**-0.5,
-                          c.rope(), window=window, bias=c.attention_bias)
+    attention = Attention(
+        c.hidden_size,
+        c.num_attention_heads,
+        c.num_key_value_heads,
+        c.head_dim,
+        c.head_dim**-0.5,
+        c.rope(),
+        window=window,
+        bias=c.attention_bias,
+    )
     x = embedding(b, c.vocab_size, c.hidden_size)
     for i in range(c.num_hidden_layers):
         b.scope, prefix = f"layer.{i}", f"model.layers.{i}"

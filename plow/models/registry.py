@@ -30,6 +30,7 @@ def build(config: dict[str, Any]) -> Graph:
     if model_type not in FAMILIES:
         near = difflib.get_close_matches(model_type, FAMILIES, 1, 0.4)
         hint = f"; closest: {near[0]}" if near else ""
-        raise UnsupportedArchitecture(f"model_type {model_type!r} is not supported", "config.json",
-                                      f"known: {', '.join(FAMILIES)}{hint}")
+        raise UnsupportedArchitecture(
+            f"model_type {model_type!r} is not supported", "config.json", f"known: {', '.join(FAMILIES)}{hint}"
+        )
     return FAMILIES[model_type](config)

@@ -37,7 +37,9 @@ def read_rope(parameters: dict[str, Any] | None, theta: float | None, name: str)
     p = dict(parameters or {})
     kinds = {p.pop(k) for k in ("rope_type", "type") if k in p}
     if len(kinds) > 1:
-        raise ConfigError(f"{name}: rope_type and type disagree: {sorted(map(str, kinds))}", WHERE, "keep rope_type only")
+        raise ConfigError(
+            f"{name}: rope_type and type disagree: {sorted(map(str, kinds))}", WHERE, "keep rope_type only"
+        )
     kind = kinds.pop() if kinds else "default"
     if kind not in KEYS:
         raise ConfigError(f"{name}: rope_type {kind!r} is not supported", WHERE, f"supported: {', '.join(KEYS)}")
@@ -46,12 +48,16 @@ def read_rope(parameters: dict[str, Any] | None, theta: float | None, name: str)
         raise ConfigError(f"{name}: rope_theta is {inner} inside and {theta} outside", WHERE, "keep one of them")
     theta = inner if inner is not None else theta
     if theta is None:
-        raise ConfigError("field 'rope_theta' is missing", WHERE, "add it (transformers assumes 10000.0 for old Llama configs)")
+        raise ConfigError(
+            "field 'rope_theta' is missing", WHERE, "add it (transformers assumes 10000.0 for old Llama configs)"
+        )
     if p.get("partial_rotary_factor") in (1, 1.0):
         p.pop("partial_rotary_factor")
     for key in p:
         if key not in KEYS[kind]:
-            raise ConfigError(f"{name}: {kind!r} takes no parameter {key!r}", WHERE, f"it takes: {', '.join(KEYS[kind]) or 'none'}")
+            raise ConfigError(
+                f"{name}: {kind!r} takes no parameter {key!r}", WHERE, f"it takes: {', '.join(KEYS[kind]) or 'none'}"
+            )
     for key in KEYS[kind]:
         if key not in p:
             raise ConfigError(f"{name}: field {key!r} is missing", WHERE, f"{kind!r} needs {', '.join(KEYS[kind])}")
@@ -61,11 +67,15 @@ def read_rope(parameters: dict[str, Any] | None, theta: float | None, name: str)
     return Rope(float(theta), {} if kind == "default" else {"rope_type": kind, **p})
 
 
-def single_rope(rope_theta: float | None, rope_scaling: dict[str, Any] | None, rope_parameters: dict[str, Any] | None) -> Rope:
+def single_rope(
+    rope_theta: float | None, rope_scaling: dict[str, Any] | None, rope_parameters: dict[str, Any] | None
+) -> Rope:
     """The one RoPE of a model whose layers all rotate alike. Raises ConfigError as `read_rope`, and when both dicts
     are given and differ."""
     if rope_scaling and rope_parameters and rope_scaling != rope_parameters:
-        raise ConfigError("rope_scaling and rope_parameters are both given and differ", WHERE, "keep rope_parameters only")
+        raise ConfigError(
+            "rope_scaling and rope_parameters are both given and differ", WHERE, "keep rope_parameters only"
+        )
     if rope_parameters:
         return read_rope(rope_parameters, rope_theta, "rope_parameters")
     return read_rope(rope_scaling, rope_theta, "rope_scaling")

@@ -27,32 +27,47 @@ def check_weights(graph: Graph, checkpoint: Checkpoint, round_weights: bool = Fa
     have = checkpoint.tensors
     missing = [name for name in graph.weights if name not in have]
     if missing:
-        hint = ("set tie_word_embeddings to true if the head is tied" if missing[0] == HEAD
-                else "config.json describes another model, or a shard is missing")
+        hint = (
+            "set tie_word_embeddings to true if the head is tied"
+            if missing[0] == HEAD
+            else "config.json describes another model, or a shard is missing"
+        )
         raise CheckpointError(f"tensor {missing[0]!r} is missing ({len(missing)} in all)", str(checkpoint.path), hint)
     unused = [name for name in have if name not in graph.weights]
     if unused == [HEAD] and graph.meta.get("tie_word_embeddings"):
         _check_tied_copy(checkpoint)
     elif unused:
-        raise CheckpointError(f"tensor {unused[0]!r} is not used by the model ({len(unused)} in all)", have[unused[0]].file.name,
-                              "config.json describes another model, or the family does not cover the checkpoint")
+        raise CheckpointError(
+            f"tensor {unused[0]!r} is not used by the model ({len(unused)} in all)",
+            have[unused[0]].file.name,
+            "config.json describes another model, or the family does not cover the checkpoint",
+        )
     for name, want in graph.weights.items():
         info = have[name]
         where = f"{info.file.name}: {name}"
         if info.shape != want.shape:
-            raise CheckpointError(f"shape is {list(info.shape)}, config.json implies {list(want.shape)}", where,
-                                  "correct config.json, or fetch the matching weights")
+            raise CheckpointError(
+                f"shape is {list(info.shape)}, config.json implies {list(want.shape)}",
+                where,
+                "correct config.json, or fetch the matching weights",
+            )
         if info.dtype != STORED[want.dtype] and not (round_weights and info.dtype in ROUNDABLE):
-            fix = ("weights must be bf16: convert the checkpoint, or pass round_weights=True to round them" if info.dtype in ROUNDABLE
-                   else "weights must be bf16: dequantise the checkpoint first")
+            fix = (
+                "weights must be bf16: convert the checkpoint, or pass round_weights=True to round them"
+                if info.dtype in ROUNDABLE
+                else "weights must be bf16: dequantise the checkpoint first"
+            )
             raise CheckpointError(f"dtype is {info.dtype}, must be {STORED[want.dtype]}", where, fix)
 
 
 def _check_tied_copy(checkpoint: Checkpoint) -> None:
     a, b = checkpoint.tensor(EMBED), checkpoint.tensor(HEAD)
     if a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a.view(np.uint8), b.view(np.uint8)):
-        raise CheckpointError("tie_word_embeddings is true, but lm_head.weight differs from the embedding", str(checkpoint.path),
-                              "set tie_word_embeddings to false in config.json")
+        raise CheckpointError(
+            "tie_word_embeddings is true, but lm_head.weight differs from the embedding",
+            str(checkpoint.path),
+            "set tie_word_embeddings to false in config.json",
+        )
 
 
 class _Weights(Mapping[str, np.ndarray]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -41,15 +42,29 @@ class HFOracle:
     `oracle` is not installed, OracleError when the process fails.
     """
 
-    def __init__(self, checkpoint_dir: str | Path, dtype: str = "float32", attn: str = "eager", threads: int = 0,
-                 timeout_s: float = 600.0, python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        checkpoint_dir: str | Path,
+        dtype: str = "float32",
+        attn: str = "eager",
+        threads: int = 0,
+        timeout_s: float = 600.0,
+        python: str = sys.executable,
+    ) -> None:
         self.timeout_s = timeout_s
         self._tmp = tempfile.TemporaryDirectory(prefix="plow-oracle-")
         self._log = (Path(self._tmp.name) / "stderr").open("w+")
         env = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         command = [python, "-I", str(SERVER), str(Path(checkpoint_dir).resolve()), dtype, attn, str(threads)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-                                         text=True, encoding="utf-8", env=env)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            encoding="utf-8",
+            env=env,
+        )
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -62,16 +77,16 @@ class HFOracle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         """End the process; may be called twice."""
         if self._process.stdin and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # the process may be gone already
                 self._process.stdin.close()
-            except BrokenPipeError:
-                pass  # the process is gone already
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -128,14 +143,18 @@ class HFOracle:
             line = self._lines.get(timeout=self.timeout_s)
         except queue.Empty:
             self._process.kill()
-            raise OracleError(f"the oracle did not answer in {self.timeout_s:g} s", op, "raise timeout_s, or free the machine") from None
+            raise OracleError(
+                f"the oracle did not answer in {self.timeout_s:g} s", op, "raise timeout_s, or free the machine"
+            ) from None
         if not line:
             raise OracleError("the oracle process ended", op, self._tail())
         answer = json.loads(line)
         if answer.pop("ok"):
             return answer
         if answer["kind"] == "missing":
-            raise ToolMissing(f"transformers or torch is not installed: {answer['error']}", "oracle", "pip install 'plow[oracle]'")
+            raise ToolMissing(
+                f"transformers or torch is not installed: {answer['error']}", "oracle", "pip install 'plow[oracle]'"
+            )
         raise OracleError(f"{answer['kind']}: {answer['error']}", op, "see the checkpoint and the request")
 
     def _read(self) -> None:

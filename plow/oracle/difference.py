@@ -18,8 +18,15 @@ from plow.graph.semantics import Caches
 from plow.oracle.metrics import max_rel_error
 
 Captures = Mapping[str, np.ndarray]
-READS = {"linear": "weight", "rms_norm": "weight", "norm_linear": "norm_weight", "linear_add": "weight", "norm_add": "weight",
-         "gated_linear": "gate_weight", "norm_gated_linear": "norm_weight"}
+READS = {
+    "linear": "weight",
+    "rms_norm": "weight",
+    "norm_linear": "norm_weight",
+    "linear_add": "weight",
+    "norm_add": "weight",
+    "gated_linear": "gate_weight",
+    "norm_gated_linear": "norm_weight",
+}
 """op -> its weight whose module receives the op's input x."""
 WRITES = {"linear": "weight", "rms_norm": "weight", "norm_linear": "weight"}
 """op -> its weight whose module returns the op's result."""
@@ -41,13 +48,23 @@ class Difference:
 def step_inputs(tokens: list[int], rows: list[int] | None = None) -> dict[str, np.ndarray]:
     """Inputs of a step that computes one whole sequence in slot 0 and samples `rows` (default: all): i32 arrays."""
     n = len(tokens)
-    return {"tokens": np.array(tokens, np.int32), "positions": np.arange(n, dtype=np.int32), "slots": np.zeros(n, np.int32),
-            "sample_rows": np.arange(n, dtype=np.int32) if rows is None else np.array(rows, np.int32)}
+    return {
+        "tokens": np.array(tokens, np.int32),
+        "positions": np.arange(n, dtype=np.int32),
+        "slots": np.zeros(n, np.int32),
+        "sample_rows": np.arange(n, dtype=np.int32) if rows is None else np.array(rows, np.int32),
+    }
 
 
-def first_difference(graph: Graph, weights: Mapping[str, np.ndarray], captures: Captures, tokens: list[int],
-                     attributes: Mapping[str, Mapping[str, Any]] | None = None, tolerance: float = 2e-5,
-                     dtype: Any = np.float32) -> Difference | None:
+def first_difference(
+    graph: Graph,
+    weights: Mapping[str, np.ndarray],
+    captures: Captures,
+    tokens: list[int],
+    attributes: Mapping[str, Mapping[str, Any]] | None = None,
+    tolerance: float = 2e-5,
+    dtype: Any = np.float32,
+) -> Difference | None:
     """The first node whose attribute or result departs from transformers; None when all agree.
 
     captures: HFOracle.capture(tokens); attributes: HFOracle.attributes(), compared exactly, which also finds what a
@@ -69,7 +86,9 @@ def first_difference(graph: Graph, weights: Mapping[str, np.ndarray], captures: 
             error = max_rel_error(reference, value) if reference.shape == value.shape else float("inf")
             if not error <= tolerance:
                 attrs = ", ".join(f"{k}={v}" for k, v in node.attrs.items())
-                detail = f"{node.op}({attrs}) gives another result than {key}: relative error {error:.2g} > {tolerance:g}"
+                detail = (
+                    f"{node.op}({attrs}) gives another result than {key}: relative error {error:.2g} > {tolerance:g}"
+                )
                 return Difference(node.name, node.op, key, error, detail)
             values[name] = reference.astype(dtype)
     return None
@@ -99,11 +118,18 @@ def capture_keys(graph: Graph) -> dict[str, list[str]]:
             keys.setdefault(node.inputs[0], []).insert(0, f"{_parent(producer[node.inputs[0]], producer)}.query")
         if node.op in READS:
             keys.setdefault(node.inputs[0], []).append(f"{_module_of(node, READS[node.op])}.in")
+    for node in graph.nodes:
+        if node.op == "select_rows":  # `step_inputs` samples every row, so rows are selected unchanged
+            keys.setdefault(node.inputs[0], []).extend(keys.get(node.outputs[0], []))
     return keys
 
 
-def _evaluate(node: Node, values: dict[str, Any], weights: Mapping[str, np.ndarray], caches: Caches, dtype: Any) -> list[Any]:
-    args = [None if v == ABSENT else values[v] if v in values else np.asarray(weights[v]).astype(dtype) for v in node.inputs]
+def _evaluate(
+    node: Node, values: dict[str, Any], weights: Mapping[str, np.ndarray], caches: Caches, dtype: Any
+) -> list[Any]:
+    args = [
+        None if v == ABSENT else values[v] if v in values else np.asarray(weights[v]).astype(dtype) for v in node.inputs
+    ]
     spec, attrs = OPS[node.op], dict(node.attrs)
     if "cache" in spec.attrs or "kv" in spec.input_names():
         attrs["caches"] = caches
@@ -132,11 +158,19 @@ def _parent(node: Node, producer: Mapping[str, Node]) -> str:
 def _attribute_difference(graph: Graph, node: Node, attributes: Mapping[str, Mapping[str, Any]]) -> Difference | None:
     for key, ours, theirs in _attribute_pairs(graph, node, attributes):
         if ours != theirs:
-            return Difference(node.name, node.op, key, float("inf"), f"{node.op}: {key.rsplit('.', 1)[1]} is {ours}, transformers has {theirs}")
+            return Difference(
+                node.name,
+                node.op,
+                key,
+                float("inf"),
+                f"{node.op}: {key.rsplit('.', 1)[1]} is {ours}, transformers has {theirs}",
+            )
     return None
 
 
-def _attribute_pairs(graph: Graph, node: Node, attributes: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any, Any]]:
+def _attribute_pairs(
+    graph: Graph, node: Node, attributes: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, Any, Any]]:
     """(capture name, the node's value, transformers' value) of every scalar that both have."""
     if node.op == "rms_norm":
         module = _module_of(node, "weight")

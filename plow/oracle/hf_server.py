@@ -15,8 +15,16 @@ from typing import Any
 
 import numpy as np
 
-SCALARS = ("eps", "variance_epsilon", "scaling", "sliding_window", "head_dim", "num_key_value_groups", "scalar_embed_scale",
-           "layer_type")
+SCALARS = (
+    "eps",
+    "variance_epsilon",
+    "scaling",
+    "sliding_window",
+    "head_dim",
+    "num_key_value_groups",
+    "scalar_embed_scale",
+    "layer_type",
+)
 
 
 class Server:
@@ -29,20 +37,30 @@ class Server:
             torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(True)
         self.model = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=getattr(torch, dtype), attn_implementation=attn, local_files_only=True).eval()
+            checkpoint, dtype=getattr(torch, dtype), attn_implementation=attn, local_files_only=True
+        ).eval()
 
     def op_hello(self) -> dict[str, Any]:
         import transformers
 
-        return {"transformers": transformers.__version__, "torch": self.torch.__version__, "class": type(self.model).__name__,
-                "threads": self.torch.get_num_threads()}
+        return {
+            "transformers": transformers.__version__,
+            "torch": self.torch.__version__,
+            "class": type(self.model).__name__,
+            "threads": self.torch.get_num_threads(),
+        }
 
     def _forward(self, tokens: list[int], start: int = 0, cache: Any = None, use_cache: bool = False) -> Any:
         """Positions are always explicit: some classes derive them wrongly from their cache."""
         ids = self.torch.tensor([tokens])
         positions = self.torch.arange(start, start + len(tokens))[None]
         with self.torch.no_grad():
-            return self.model(input_ids=ids, position_ids=positions, use_cache=use_cache, **({"cache": cache} if cache is not None else {}))
+            return self.model(
+                input_ids=ids,
+                position_ids=positions,
+                use_cache=use_cache,
+                **({"cache": cache} if cache is not None else {}),
+            )
 
     def op_logits(self, tokens: list[int], out: str, rows: list[int] | None = None) -> dict[str, Any]:
         """f32 [len(rows), vocab] (all positions without rows) -> out.npy"""
@@ -51,7 +69,8 @@ class Server:
         return {}
 
     def op_greedy(self, tokens: list[int], count: int) -> dict[str, Any]:
-        """tokens: `count` greedy ones (an end token does not stop it; the lowest id wins a tie); margins: top-1 minus top-2 logit."""
+        """tokens: `count` greedy ones (an end token does not stop it; the lowest id wins a tie); margins: top-1 minus
+        top-2 logit."""
         new: list[int] = []
         margins: list[float] = []
         o = self._forward(tokens, use_cache=True)
@@ -68,8 +87,11 @@ class Server:
         """Inputs and outputs of every module as "<module>.in" / "<module>.out", and the rotated queries and keys as
         "<attention module>.query" / ".key": f32 [T, features] -> out.npz. `layers` limits which blocks are kept."""
         kept: dict[str, np.ndarray] = {}
-        hooks = [m.register_forward_hook(self._hook(name, kept, len(tokens)), with_kwargs=True)
-                 for name, m in self.model.named_modules() if name and _wanted(name, layers)]
+        hooks = [
+            m.register_forward_hook(self._hook(name, kept, len(tokens)), with_kwargs=True)
+            for name, m in self.model.named_modules()
+            if name and _wanted(name, layers)
+        ]
         restore = self._patch_attention(kept, len(tokens), layers)
         try:
             self._forward(tokens)
@@ -77,7 +99,7 @@ class Server:
             restore()
             for h in hooks:
                 h.remove()
-        np.savez(out, **kept)
+        np.savez(out, **kept)  # type: ignore[arg-type]
         return {"names": list(kept)}
 
     def _hook(self, name: str, kept: dict[str, np.ndarray], rows: int) -> Any:
@@ -88,11 +110,12 @@ class Server:
                     array = _rows(value.detach(), rows)
                     if array is not None:
                         kept[f"{name}.{side}"] = array
+
         return hook
 
     def _patch_attention(self, kept: dict[str, np.ndarray], rows: int, layers: list[int] | None) -> Any:
         """Wrap the eager attention function of the model's own file: the only place that sees q and k after RoPE."""
-        home = sys.modules[type(self.model).__module__]
+        home: Any = sys.modules[type(self.model).__module__]
         names = {id(m): n for n, m in self.model.named_modules()}
         inner = home.eager_attention_forward
 
@@ -120,7 +143,8 @@ class Server:
     def op_time_decode(self, tokens: list[int], count: int, repeats: int = 1) -> dict[str, Any]:
         """seconds[r][i]: time of decode step i (one token, batch 1) after a prompt, in repeat r; tokens: what came out,
         so that the caller can check the timed call."""
-        seconds, new = [], []
+        seconds: list[list[float]] = []
+        new: list[int] = []
         for _ in range(repeats):
             o, times, new = self._forward(tokens, use_cache=True), [], []
             for i in range(count):

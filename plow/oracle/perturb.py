@@ -10,8 +10,10 @@ from plow.graph import OPS, Graph, Node
 from plow.graph.ir import TensorType
 
 STRUCTURAL = {
-    "num_heads": "fixed by the weight shapes", "num_kv_heads": "fixed by the weight shapes",
-    "head_dim": "fixed by the weight shapes", "cache": "a name",
+    "num_heads": "fixed by the weight shapes",
+    "num_kv_heads": "fixed by the weight shapes",
+    "head_dim": "fixed by the weight shapes",
+    "cache": "a name",
 }
 """Attributes that are not perturbed: a wrong value fails the shape rules or the weight check instead."""
 
@@ -29,8 +31,8 @@ CHANGES: dict[str, Change] = {
     "act": lambda v: ["gelu_tanh" if v == "silu" else "silu"],
     "factor": lambda v: [v * 1.25],
 }
-"""attribute -> other values: off by one and off where that is meaningful, else a moderate factor. An eps of 0.01 shows in any float32
-result; ten times eps shows beside a large mean square only where attributes are compared directly."""
+"""attribute -> other values: off by one and off where that is meaningful, else a moderate factor. Ten times eps shows
+beside a large mean square only where attributes are compared directly."""
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -63,7 +65,7 @@ def perturbations(graph: Graph, every_node: bool = False) -> Iterator[Perturbati
 
 
 def _replaced(graph: Graph, index: int, node: Node) -> Graph:
-    return graph.with_nodes([*graph.nodes[:index], node, *graph.nodes[index + 1:]])
+    return graph.with_nodes([*graph.nodes[:index], node, *graph.nodes[index + 1 :]])
 
 
 def _flip_tie(graph: Graph) -> Iterator[Perturbation]:

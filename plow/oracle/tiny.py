@@ -17,28 +17,79 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 SPECIAL = ("<pad>", "<bos>", "<|im_end|>", "<|im_start|>")
-WORDS = ("the", "and", "ing", "ion", "tent", "hello", "world", "token", "packet", "block", "layer", "user", "assist",
-         "answer", "question", "one", "two", "three", "what", "with")
+WORDS = (
+    "the",
+    "and",
+    "ing",
+    "ion",
+    "tent",
+    "hello",
+    "world",
+    "token",
+    "packet",
+    "block",
+    "layer",
+    "user",
+    "assist",
+    "answer",
+    "question",
+    "one",
+    "two",
+    "three",
+    "what",
+    "with",
+)
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 VOCAB_SIZE = 320
 
 _COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32,
-    "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "dtype": "bfloat16",
-    "attention_bias": False, "transformers_version": "5.24.0"}
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "dtype": "bfloat16",
+    "attention_bias": False,
+    "transformers_version": "5.24.0",
+}
 LLAMA: dict[str, Any] = {
-    **_COMMON, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2,
-    "num_key_value_heads": 2, "hidden_act": "silu", "rms_norm_eps": 1e-5, "mlp_bias": False, "tie_word_embeddings": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    **_COMMON,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 GEMMA3: dict[str, Any] = {
-    **_COMMON, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "num_hidden_layers": 3,
-    "num_key_value_heads": 1, "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 24,
-    "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "tie_word_embeddings": True, "final_logit_softcapping": None, "attn_logit_softcapping": None,
-    "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
-                        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
+    **_COMMON,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
 
 
 def tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
@@ -59,15 +110,24 @@ def tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     add("model.embed_tokens.weight", vocab, hidden)
     for i in range(config["num_hidden_layers"]):
         p = f"model.layers.{i}"
-        projections = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-                       "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inter, hidden), "mlp.up_proj": (inter, hidden),
-                       "mlp.down_proj": (hidden, inter)}
+        projections = {
+            "self_attn.q_proj": (q, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q),
+            "mlp.gate_proj": (inter, hidden),
+            "mlp.up_proj": (inter, hidden),
+            "mlp.down_proj": (hidden, inter),
+        }
         for module, shape in projections.items():
             add(f"{p}.{module}.weight", *shape)
             if config.get("attention_bias" if "attn" in module else "mlp_bias"):
                 add(f"{p}.{module}.bias", shape[0])
-        for name in ("input_layernorm", "post_attention_layernorm",
-                     *(("pre_feedforward_layernorm", "post_feedforward_layernorm") if gemma else ())):
+        for name in (
+            "input_layernorm",
+            "post_attention_layernorm",
+            *(("pre_feedforward_layernorm", "post_feedforward_layernorm") if gemma else ()),
+        ):
             norm(f"{p}.{name}.weight", hidden)
         for name in ("q_norm", "k_norm") if gemma else ():
             norm(f"{p}.self_attn.{name}.weight", head_dim)
@@ -106,12 +166,23 @@ def write(path: Path, config: dict[str, Any], seed: int = 0, shards: int = 1) ->
         write_shards(path, weights, shards)
     tok = tokenizer()
     if tok.get_vocab_size() > config["vocab_size"]:
-        raise ValueError(f"vocab_size {config['vocab_size']} is smaller than the tiny tokenizer's {tok.get_vocab_size()}")
+        raise ValueError(
+            f"vocab_size {config['vocab_size']} is smaller than the tiny tokenizer's {tok.get_vocab_size()}"
+        )
     tok.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "pad_token": SPECIAL[0], "bos_token": SPECIAL[1], "eos_token": SPECIAL[2],
-        "chat_template": CHAT_TEMPLATE, "model_max_length": config["max_position_embeddings"],
-        "clean_up_tokenization_spaces": False}))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "pad_token": SPECIAL[0],
+                "bos_token": SPECIAL[1],
+                "eos_token": SPECIAL[2],
+                "chat_template": CHAT_TEMPLATE,
+                "model_max_length": config["max_position_embeddings"],
+                "clean_up_tokenization_spaces": False,
+            }
+        )
+    )
     ids = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (path / "generation_config.json").write_text(json.dumps(ids))
     return path
@@ -123,8 +194,10 @@ def write_shards(path: Path, weights: dict[str, np.ndarray], shards: int) -> Non
     size = -(-len(names) // shards)
     weight_map: dict[str, str] = {}
     for i in range(shards):
-        file, part = f"model-{i + 1:05d}-of-{shards:05d}.safetensors", names[i * size:(i + 1) * size]
+        file, part = f"model-{i + 1:05d}-of-{shards:05d}.safetensors", names[i * size : (i + 1) * size]
         save_file({n: weights[n] for n in part}, path / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(part, file))
     total = sum(w.nbytes for w in weights.values())
-    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    (path / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map})
+    )

@@ -35,6 +35,8 @@ class Variant:
         sorts: dict[str, str] = {}
         for root, pattern in self.left.items():
             sorts[root] = "Term"
+            if root in dict(variables(pattern)):
+                raise GraphError(f"variable {root!r} stands inside the pattern of its own root", self.lhs[root])
             for name, sort in variables(pattern):
                 if sorts.setdefault(name, sort) != sort:
                     raise GraphError(f"variable {name!r} is {sorts[name]} and {sort}", self.lhs[root])

@@ -56,6 +56,15 @@ class Bundle:
     def digests(self) -> dict[str, str]:
         return {self.manifest[part]["file"]: self.manifest[part]["sha256"] for part in PARTS} | self.manifest["files"]
 
+    @property
+    def packet_digest(self) -> str:
+        """sha256 of model.pkt, which certificates name."""
+        return str(self.manifest["packets"]["sha256"])
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return tuple(self.manifest.get("eos_token_ids", ()))
+
     def file(self, part: str) -> Path:
         """Path of a checked part: "packets", "weights" or "interpreter"."""
         return self.path / self.manifest[part]["file"]
@@ -136,8 +145,8 @@ def _check_header(packets: PacketFile, manifest: dict[str, Any], path: Path) -> 
         raise BundleError(f"packets are for target {header.get('target')!r}, the manifest says {manifest['target']!r}",
                           where, REBUILD)
     arena = header.get("arena")
-    known = isinstance(arena, dict) and isinstance(arena.get("bytes"), int) and isinstance(arena.get("segments"), dict)
-    if not known:
+    if not (isinstance(arena, dict) and isinstance(arena.get("bytes"), int)
+            and isinstance(arena.get("segments"), dict)):
         raise BundleError("header has no arena layout", where, REBUILD)
     if any(a < 0 or n < 0 or a + n > arena["bytes"] for a, n in arena["segments"].values()):
         raise BundleError("an arena segment leaves the arena", where, REBUILD)

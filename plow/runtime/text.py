@@ -19,6 +19,19 @@ CONTEXT_IDS = 8
 """Prompt tokens that a text stream starts from, so that the first token keeps its leading space."""
 
 
+REPLACEMENT = "\ufffd"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level BPE (GPT-2): printable Latin-1 stands for itself, the rest for 256, 257, ..."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
 class Tokenizer:
     """Tokenizer files of a bundle or checkpoint directory. Raises BundleError when they are missing or damaged."""
 
@@ -72,8 +85,21 @@ class Tokenizer:
         return self._rust.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token: int) -> str:
-        """One token by itself; bytes of a split character show as U+FFFD."""
-        return self._rust.decode([token], skip_special_tokens=False)
+        """One token by itself; bytes of a split character in OpenAI's spelling, bytes:\\xe2\\x80."""
+        text = self._rust.decode([token], skip_special_tokens=False)
+        return text if REPLACEMENT not in text else "bytes:" + "".join(f"\\x{b:02x}" for b in self.token_bytes(token))
+
+    def token_bytes(self, token: int) -> bytes:
+        """UTF-8 bytes of one token, which need not be whole characters."""
+        text = self._rust.decode([token], skip_special_tokens=False)
+        piece = self._rust.id_to_token(token) or ""
+        if REPLACEMENT not in text:
+            return text.encode()
+        if len(piece) == 6 and piece.startswith("<0x"):  # byte fallback of SentencePiece
+            return bytes([int(piece[3:5], 16)])
+        if all(c in _BYTE_OF for c in piece):
+            return bytes(_BYTE_OF[c] for c in piece)
+        return text.encode()
 
     def stream(self, prompt: Sequence[int], stop: Sequence[str] = ()) -> TextStream:
         return TextStream(self._rust, list(prompt)[-CONTEXT_IDS:], stop)

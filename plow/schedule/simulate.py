@@ -92,7 +92,8 @@ def work(p: Packet, rows: int, samples: int, context: int) -> tuple[float, float
             seen = min(context, d["window"]) if d["window"] else context
             heads, group = d["head1"] - d["head0"], d["num_heads"] // d["num_kv_heads"]
             kv = 8.0 * seen * -(-heads // group) * d["head_dim"]
-            return kv * n, 4.0 * n * heads * d["head_dim"] * seen
+            # Rows of one sequence share its KV; a step has at most `samples` sequences that read their own.
+            return kv * min(n, samples), 4.0 * n * heads * d["head_dim"] * seen
         case Opcode.EMBED:
             return 6.0 * n * d["width"], float(n * d["width"])
         case Opcode.SAMPLE:

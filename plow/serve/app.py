@@ -99,7 +99,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(p) for p in first["loc"][1:])
-        return JSONResponse(error_body(f"{place}: {first['msg']}", "invalid_request_error", place, "invalid_value"), 400)
+        body = error_body(f"{place}: {first['msg']}", "invalid_request_error", place, "invalid_value")
+        return JSONResponse(body, 400)
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
@@ -152,9 +153,8 @@ async def _events(generation: Generation, reply: Reply, include_usage: bool) -> 
         for chunk in reply.opening(len(generation.requests)):
             yield _sse(chunk)
         async for delta in generation.deltas():
-            chunk = reply.chunk(delta)
-            if chunk is not None:
-                yield _sse(chunk)
+            if piece := reply.chunk(delta):
+                yield _sse(piece)
         if include_usage:
             yield _sse(reply.usage_chunk(generation))
     except PlowError as error:

@@ -113,7 +113,8 @@ class CompletionBody(GenerateBody):
         if self.best_of not in (None, 1, self.choices):
             raise RequestError(f"best_of is {self.best_of}", "best_of", "leave it out")
         if not 1 <= len(self.prompts) * self.choices <= MAX_CHOICES:
-            raise RequestError(f"{len(self.prompts)} prompts with n {self.choices}", "prompt", f"ask for 1..{MAX_CHOICES} texts")
+            raise RequestError(f"{len(self.prompts)} prompts with n {self.choices}", "prompt",
+                               f"ask for 1..{MAX_CHOICES} texts")
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -28,8 +28,8 @@ class Reply(ABC):
 
     def __init__(self, service: Service, logprobs: bool) -> None:
         self.tokenizer, self.logprobs = service.tokenizer, logprobs
-        self._head: Body = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": service.model,
-                            "system_fingerprint": service.bundle.digests["model.pkt"][:16]}
+        self._head: Body = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()),
+                            "model": service.model, "system_fingerprint": service.bundle.packet_digest[:16]}
 
     def whole(self, choices: Sequence[Choice], generation: Generation) -> Body:
         return {**self._head, "object": self.whole_object, "usage": usage(generation),
@@ -63,7 +63,8 @@ class ChatReply(Reply):
 
     def opening(self, choices: int) -> list[Body]:
         role = {"role": "assistant", "content": ""}
-        return [self._chunk([{"index": i, "delta": role, "logprobs": None, "finish_reason": None}]) for i in range(choices)]
+        return [self._chunk([{"index": i, "delta": role, "logprobs": None, "finish_reason": None}])
+                for i in range(choices)]
 
     def _whole_choice(self, index: int, choice: Choice) -> Body:
         return {"index": index, "message": {"role": "assistant", "content": choice.text, "refusal": None},
@@ -77,12 +78,13 @@ class ChatReply(Reply):
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> Body | None:
         if not self.logprobs:
             return None
-        return {"refusal": None, "content": [
-            {**self._token(e.token, e.logprob), "top_logprobs": [self._token(t, p) for t, p in e.top]} for e in entries]}
+        content = [{**self._token(e.token, e.logprob), "top_logprobs": [self._token(t, p) for t, p in e.top]}
+                   for e in entries]
+        return {"refusal": None, "content": content}
 
     def _token(self, token: int, logprob: float) -> Body:
-        text = self.tokenizer.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": self.tokenizer.token_text(token), "logprob": logprob,
+                "bytes": list(self.tokenizer.token_bytes(token))}
 
 
 class CompletionReply(Reply):

@@ -41,20 +41,24 @@ class Service:
         """Submit every choice of a request: prompts times n. Raises RequestError before anything runs."""
         sampling = body.sampling(self.defaults, secrets.randbits(63))
         stop_ids = frozenset() if body.ignore_eos else self.eos_ids
-        requests = [Request(p, sampling.fork(j), limit, stop_ids, logprobs) for p in prompts for j in range(body.choices)]
+        requests = [Request(p, sampling.fork(j), limit, stop_ids, logprobs)
+                    for p in prompts for j in range(body.choices)]
         return Generation(self, requests, body.stops)
 
     def health(self) -> dict[str, Any]:
         b = self.bundle
         return {"status": "ok" if self.engine.alive else "failed", "model": self.model, "target": b.target,
                 "certified": b.certified, "uncertified_reason": b.uncertified_reason or None, "digests": b.digests,
-                "max_ctx": b.limits.max_ctx, "load": self.engine.engine.snapshot(), "last_error": self.engine.last_error}
+                "max_ctx": b.limits.max_ctx, "load": self.engine.engine.snapshot(),
+                "last_error": self.engine.last_error}
 
 
 class Generation:
     """The choices of one HTTP request while they run."""
 
     def __init__(self, service: Service, requests: list[Request], stops: Sequence[str]) -> None:
+        for r in requests:
+            r.check(service.bundle.limits)
         self.requests = requests
         self.completion_tokens = 0
         self._texts = [service.tokenizer.stream(r.prompt, stops) for r in requests]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plow.oracle import HFOracle
+from plow.oracle.client import HFOracle
 from plow.oracle.metrics import common_prefix, kl, max_abs_error, nll
 from plow.runtime.step import Backend, StepBatch
 

@@ -20,7 +20,8 @@ import numpy as np
 
 from plow.cli.common import console
 from plow.runtime.cpu_probe import machine_mode
-from stages.s7_campaign.protocol import Arm
+from stages.arms.plow_arm import command
+from stages.arms.protocol import Arm
 
 HERE = Path(__file__).parent
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -33,12 +34,12 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 def arms(assets: dict[str, Path], checkpoint: Path | None, hf_dtypes: list[str], llama_cpp: str, threads: int) -> dict[str, Arm]:
     """Start the arms. assets: arm name -> bundle; hf_dtypes: transformers arms; llama_cpp: "PYTHON:GGUF" or ""."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
-    found = {name: Arm(name, [sys.executable, "-m", "stages.s7_campaign.arm_plow", str(path)]) for name, path in assets.items()}
+    found = {name: Arm(name, command(path)) for name, path in assets.items()}
     for dtype in hf_dtypes:
-        found[f"transformers_{dtype}"] = Arm(dtype, [sys.executable, "-m", "stages.s7_campaign.arm_hf", str(checkpoint), dtype, str(threads)], env)
+        found[f"transformers_{dtype}"] = Arm(dtype, [sys.executable, "-m", "stages.arms.hf_arm", str(checkpoint), dtype, str(threads)], env)
     if llama_cpp:
         python, _, gguf = llama_cpp.partition(":")
-        found["llama_cpp"] = Arm("llama_cpp", [python, str(HERE / "arm_llama_cpp.py"), gguf, str(threads)], env)
+        found["llama_cpp"] = Arm("llama_cpp", [python, str(HERE.parent / "arms" / "llama_cpp_arm.py"), gguf, str(threads)], env)
     return found
 
 

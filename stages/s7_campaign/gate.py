@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from plow.checkpoint import Checkpoint
-from plow.compile import Options, compile_checkpoint
 from plow.runtime.bundle import load
 from plow.runtime.cpu import CpuBackend
-from plow.tune.choices import apply_tuned
 from stages.base import GateReport, StageContext, Thresholds
+from stages.bundles import compile_fresh
 from stages.s7_campaign import battery
 from stages.s7_campaign.campaign import arms, bandwidth_share, run, summary
 
@@ -27,15 +25,6 @@ LONG = ("A compiler translates a program from one language into another. It firs
 CACHE_ALLOWANCE = 1.35
 """A step may seem to read faster than memory when caches keep part of the weights between steps; above this it is a fault
 of the measurement (measured on 32 MB of L3 with 269 MB of weights: 1.05)."""
-
-
-def compile_tuned(ctx: StageContext, out: Path) -> dict[str, Any]:
-    """A fresh bundle with the winners of stage 4 (if its database is there); returns the manifest."""
-    longest = Checkpoint.open(ctx.checkpoint).config.get("max_position_embeddings", 2048)
-    options = Options(max_ctx=min(2048, longest))
-    if (ctx.artifacts / "tune.jsonl").exists():
-        apply_tuned(options, ctx.artifacts / "tune.jsonl")
-    return compile_checkpoint(ctx.checkpoint, out, options)
 
 
 def token_ids(checkpoint: Path, texts: tuple[str, ...], seed: int) -> list[list[int]]:
@@ -52,7 +41,7 @@ def gate(ctx: StageContext) -> GateReport:
     thresholds = Thresholds.load(HERE / "thresholds.toml", ctx.target)
     seed = time.time_ns() % (1 << 32)
     bundle = ctx.workdir / "bundle"
-    manifest = compile_tuned(ctx, bundle)
+    manifest = compile_fresh(ctx, bundle)
     backend = CpuBackend(load(bundle, allow_uncertified=True))
     try:
         prompts = token_ids(ctx.checkpoint, TEXTS, seed)
@@ -83,10 +72,14 @@ def speed_values(ctx: StageContext, bundle: Path, manifest: dict[str, Any], seed
     finally:
         for arm in found.values():
             arm.close()
+    (ctx.workdir / "campaign.json").write_text(json.dumps({"records": records}))
+    return judge_speed(records, manifest["weights"]["bytes"])
+
+
+def judge_speed(records: list[dict[str, Any]], weight_bytes: int) -> dict[str, float]:
+    """The speed checks' values from the campaign's records."""
     s = summary(records, "plow")
-    share = bandwidth_share(records, "plow", manifest["weights"]["bytes"])
-    with (ctx.workdir / "campaign.json").open("w") as f:
-        json.dump({"summary": s, "records": records}, f)
+    share = bandwidth_share(records, "plow", weight_bytes)
     return {"decode_over_transformers_fp32": s["decode_1"]["ratio"]["transformers_float32"]["median"],
             "prompt_over_transformers_fp32": s["prompt_512"]["ratio"]["transformers_float32"]["median"],
             "bandwidth_share": share, "not_faster_than_memory": share / CACHE_ALLOWANCE,

@@ -1,4 +1,4 @@
-"""Arm: transformers on the same checkpoint. `python -m stages.s7_campaign.arm_hf CHECKPOINT float32|bfloat16 THREADS`"""
+"""Arm: transformers on the same checkpoint. `python -m stages.arms.hf_arm CHECKPOINT float32|bfloat16 THREADS`"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from stages.s7_campaign.protocol import serve
+from stages.arms.protocol import serve
 
 
 class HfArm:

@@ -1,4 +1,4 @@
-"""Arm: llama.cpp through llama-cpp-python, in a Python that has it. `PYTHON arm_llama_cpp.py MODEL.gguf THREADS`
+"""Arm: llama.cpp through llama-cpp-python, in a Python that has it. `PYTHON llama_cpp_arm.py MODEL.gguf THREADS`
 
 The file runs alone (its Python need not have plow): the loop of protocol.serve is repeated in its last lines.
 """

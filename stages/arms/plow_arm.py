@@ -1,4 +1,4 @@
-"""Arm: our bundle through the C interpreter. `python -m stages.s7_campaign.arm_plow BUNDLE`"""
+"""Arm: our bundle through the C interpreter. `python -m stages.arms.plow_arm BUNDLE`"""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ import numpy as np
 from plow.runtime.bundle import load
 from plow.runtime.cpu import CpuBackend
 from plow.runtime.step import StepBatch
-from stages.s7_campaign.protocol import serve
+from stages.arms.protocol import serve
+
+
+def command(bundle: Path) -> list[str]:
+    """argv that starts the arm."""
+    return [sys.executable, "-m", "stages.arms.plow_arm", str(bundle)]
 
 
 class PlowArm:

@@ -1,0 +1,70 @@
+"""What a checkpoint is: a claim about a packet file, its Lean theorem, and how its payloads are built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from plow.packet.container import PacketFile
+
+ALLOWED_AXIOMS = frozenset({"propext", "Quot.sound", "Classical.choice"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a payload is rejected. proposition: a Lean statement that holds exactly because of the fault."""
+
+    message: str
+    proposition: str
+
+
+class Subject(Protocol):
+    """One thing to certify, usually one program of a packet file."""
+
+    title: str
+
+    @property
+    def counts(self) -> dict[str, int]: ...
+
+    def lean(self) -> str:
+        """Lean definitions, ending with `payload`."""
+        ...
+
+    def faults(self) -> list[Fault]:
+        """A diagnosis for people, worst first; never a verdict."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """build None: not certified yet, reported as not run.
+
+    theorem: proved once in the library; check, statement: the Lean terms that a certificate proves of `payload`.
+    """
+
+    letter: str
+    title: str
+    claim: str
+    theorem: str = ""
+    module: str = ""
+    check: str = ""
+    statement: str = ""
+    build: Callable[[PacketFile], Sequence[Subject]] | None = None
+
+    @property
+    def namespace(self) -> str:
+        return self.theorem.rpartition(".")[0]
+
+    def header(self) -> str:
+        return f"prelude\nimport {self.module}\nnamespace {self.namespace}\nset_option maxRecDepth 1000000\n"
+
+    def source(self, subject: Subject) -> str:
+        """The Lean file of a certificate. The kernel evaluates `check`; `certified` is what follows from it."""
+        return (f"{self.header()}{subject.lean()}theorem checked : {self.check} = true := by decide +kernel\n"
+                f"theorem certified : {self.statement} := {self.theorem} checked\n#print axioms certified\n")
+
+    def refutation(self, subject: Subject, fault: Fault) -> str:
+        """A Lean file that is accepted only if the fault is real."""
+        return (f"{self.header()}{subject.lean()}theorem rejected : {self.check} = false := by decide +kernel\n"
+                f"theorem fault : {fault.proposition} := by decide +kernel\n")
