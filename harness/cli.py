@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from harness import ci as ci_module
 from harness import ci_output, ledger, locate, registry, selftest, view
@@ -328,11 +329,9 @@ def self_test(
     finish(RED if code == RED or (code == NO_VERDICT and result["failures"]) else code)
 
 
-def out() -> Any:
-    """Tables for people go to stdout, as wide as it is."""
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=False)
+def out() -> Console:
+    """Tables for people go to stdout, as wide as a terminal is; a file gets long lines rather than broken ones."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ def clean_commit(repo: Path, stages: Sequence[Stage], allow_dirty: bool = False)
     if not allow_dirty:
         more = f" and {len(dirty) - 6} more" if len(dirty) > 6 else ""
         raise DirtyTree(
-            f"{len(dirty)} files differ from the commit: {', '.join(dirty[:6])}{more}",
+            f"uncommitted: {', '.join(dirty[:6])}{more}",
             str(repo),
             "commit them (or --allow-dirty for a verdict that does not count in CI)",
         )

@@ -1,7 +1,8 @@
 """The process that runs a stage's code: `python -m harness.judge --stage N --out FILE`, one JSON request line on stdin.
 
-It measures and writes down; the process that started it decides. The request names the job (`gate`, `work`,
-`planted`, `hook` or `describe`) and the StageContext. stdin stays open as a lifeline: when the parent dies, the process group ends.
+It measures and writes down; the process that started it decides. The request names the job (`gate`, `work`, `planted`,
+`hook` or `describe`) and the StageContext. stdin stays open as a lifeline: when the parent dies, the process group
+ends.
 Progress goes to stdout as RS-prefixed JSON (RFC 7464), everything else printed there is log.
 """
 

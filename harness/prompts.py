@@ -60,7 +60,7 @@ def variables(
             "params": dict(state.params),
         },
         "status": word(now),
-        "reasons": list(now.reasons),
+        "reasons": [r for r in now.reasons if r.partition(":")[0] not in {c["name"] for c in checks if not c["ok"]}],
         "red": [c for c in checks if not c["ok"]],
         "passed": [c for c in checks if c["ok"]],
         "not_run": list((evidence or {}).get("not_run", ())),

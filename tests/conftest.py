@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from plow.compile import Options, compile_checkpoint
 from plow.oracle import tiny
 
 DEMO = Path(__file__).parents[1] / ".demo"
@@ -40,3 +43,18 @@ def demo_smollm2() -> Path:
 def demo_gemma3() -> Path:
     """Gemma-3-270M (Gemma terms). Use it in tests marked `real`."""
     return _demo("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def tiny_bundles(tiny_llama: Path, tiny_gemma3: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """name -> uncertified bundle of the tiny checkpoints: 2 workers where there are 2 cores, 4 sequences of up to 128
+    positions, programs for 1, 4 and 32 rows. Compiled once a session; pytest-xdist's processes share the result."""
+    root = tmp_path_factory.getbasetemp()
+    shared = root.parent if root.name.startswith("popen-") else root
+    with FileLock(shared / "bundles.lock"):
+        out = {"llama": shared / "bundle-llama", "gemma3": shared / "bundle-gemma3"}
+        for name, checkpoint in (("llama", tiny_llama), ("gemma3", tiny_gemma3)):
+            if not (out[name] / "manifest.json").exists():
+                workers = min(2, len(os.sched_getaffinity(0)))
+                compile_checkpoint(checkpoint, out[name], Options(max_ctx=128, max_batch=4, rows=(1, 4, 32), workers=workers))
+    return out

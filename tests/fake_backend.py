@@ -21,7 +21,11 @@ STUCK = StuckDependency("counter 3 has 0, wants 2", "T=1 worker 0 packet 7 LINEA
 
 def next_logits(context: list[int], vocab: int = VOCAB) -> np.ndarray:
     """f32 [vocab]: a fixed function of the whole context."""
-    return np.random.default_rng(zlib.crc32(np.array(context, np.int32).tobytes())).standard_normal(vocab).astype(np.float32)
+    return (
+        np.random.default_rng(zlib.crc32(np.array(context, np.int32).tobytes()))
+        .standard_normal(vocab)
+        .astype(np.float32)
+    )
 
 
 def greedy(prompt: list[int], n: int, vocab: int = VOCAB) -> list[int]:
@@ -29,7 +33,7 @@ def greedy(prompt: list[int], n: int, vocab: int = VOCAB) -> list[int]:
     context = list(prompt)
     for _ in range(n):
         context.append(int(next_logits(context, vocab).argmax()))
-    return context[len(prompt):]
+    return context[len(prompt) :]
 
 
 class FakeBackend:
@@ -38,15 +42,33 @@ class FakeBackend:
     step_s: seconds a step takes; fail_at: number of the step that raises STUCK. Records the batches it was given.
     """
 
-    def __init__(self, path: Path = Path("fake"), max_ctx: int = 64, max_slots: int = 4, rows: tuple[int, ...] = (1, 2, 4, 8, 16),
-                 num_kv_blocks: int | None = None, vocab: int = VOCAB, step_s: float = 0.0, fail_at: int = -1) -> None:
+    def __init__(
+        self,
+        path: Path = Path("fake"),
+        max_ctx: int = 64,
+        max_slots: int = 4,
+        rows: tuple[int, ...] = (1, 2, 4, 8, 16),
+        num_kv_blocks: int | None = None,
+        vocab: int = VOCAB,
+        step_s: float = 0.0,
+        fail_at: int = -1,
+    ) -> None:
         per_seq = -(-max_ctx // 16)
         samples = [min(r, max_slots) for r in rows]
-        limits = Limits(max_ctx, max_slots, max(rows), max(samples), num_kv_blocks or max_slots * per_seq, 16, vocab, 1, per_seq)
+        limits = Limits(
+            max_ctx, max_slots, max(rows), max(samples), num_kv_blocks or max_slots * per_seq, 16, vocab, 1, per_seq
+        )
         programs = [ProgramRecord(r, s, [], [], 0, vocab) for r, s in zip(rows, samples, strict=True)]
-        manifest = {"target": "cpu", "packets": {"file": "model.pkt", "sha256": "0" * 64}, "eos_token_ids": [2], "files": {},
-                    "weights": {"file": "weights.bin", "sha256": "1" * 64}, "interpreter": {"file": "interp.so", "sha256": "2" * 64}}
+        manifest = {
+            "target": "cpu",
+            "packets": {"file": "model.pkt", "sha256": "0" * 64},
+            "eos_token_ids": [2],
+            "files": {},
+            "weights": {"file": "weights.bin", "sha256": "1" * 64},
+            "interpreter": {"file": "interp.so", "sha256": "2" * 64},
+        }
         self.bundle = Bundle(path, manifest, PacketFile({"target": "cpu", "nodes": []}, programs), limits, True)
+        self.arena = np.zeros(1024, np.uint8)
         self.kv = np.full((limits.num_kv_blocks, 16), -1, np.int32)
         self.batches: list[StepBatch] = []
         self.programs: list[int] = []
@@ -68,10 +90,21 @@ class FakeBackend:
         for _ in range(n_steps):
             blocks = batch.page_table[batch.slots, positions // 16]
             self.kv[blocks, positions % 16] = tokens
-            self._logits = np.stack([self._row(batch, int(r), positions) for r in batch.sample_rows] or [np.empty(limits.vocab_size)])
-            picked = [sample(self._logits[i], float(batch.temperature[i]), int(batch.top_k[i]), float(batch.top_p[i]),
-                             float(batch.min_p[i]), int(batch.seed[i]), int(positions[r]))
-                      for i, r in enumerate(batch.sample_rows)]
+            self._logits = np.stack(
+                [self._row(batch, int(r), positions) for r in batch.sample_rows] or [np.empty(limits.vocab_size)]
+            )
+            picked = [
+                sample(
+                    self._logits[i],
+                    float(batch.temperature[i]),
+                    int(batch.top_k[i]),
+                    float(batch.top_p[i]),
+                    float(batch.min_p[i]),
+                    int(batch.seed[i]),
+                    int(positions[r]),
+                )
+                for i, r in enumerate(batch.sample_rows)
+            ]
             out.append(picked)
             if n_steps > 1:
                 tokens = np.array(picked, np.int32)

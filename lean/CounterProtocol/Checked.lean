@@ -126,15 +126,21 @@ theorem enforced_of_hop {p : Program} {a b : Nat} (h : checkHop p a b = true) : 
     have yes : isStep w.counter = true := by rw [e]; rfl
     exact Bool.noConfusion (yes.symm.trans no)
 
-theorem fan_of_check {p : Program} {x : Fan} (h : checkFan p x = true) : x.counter ≠ stepCounter ∧
-    ∃ w, w ∈ (p.packet x.after).waits ∧ w.counter = x.counter ∧ p.total x.counter ≤ w.threshold := by
-  have both := (Bool.and_eq_true _ _).mp h
-  refine ⟨fun e => ?_, (List.any_eq_true _ _ both.right).elim (fun w hw => ?_)⟩
-  · have no : isStep x.counter = false := Bool.not_eq_true' _ ▸ both.left
-    have yes : isStep x.counter = true := by rw [e]; rfl
+theorem fan_of_check {p : Program} {x : FanWitness} (h : checkFan p x = true) :
+    ∀ i, i < x.length → ∀ v, v ∈ x.afters → Enforced p (x.first + i) v := by
+  intro i hi v hv
+  have a := (Bool.and_eq_true _ _).mp h
+  have b := (Bool.and_eq_true _ _).mp a.right
+  have maker := (Bool.and_eq_true _ _).mp (allBelow_elim b.left i hi)
+  refine (List.any_eq_true _ _ ((List.all_eq_true _ _).mp b.right v hv)).elim (fun w hw => ?_)
+  have user := (Bool.and_eq_true _ _).mp hw.right
+  have e : w.counter = x.counter := Nat.eq_of_beq_eq_true user.left
+  refine .counter w ((Nat.blt_eq_true_eq _ _).mp maker.left) hw.left (fun step => ?_) ?_ ?_
+  · have no : isStep x.counter = false := Bool.not_eq_true' _ ▸ a.left
+    have yes : isStep x.counter = true := by rw [← e, step]; rfl
     exact Bool.noConfusion (yes.symm.trans no)
-  · have parts := (Bool.and_eq_true _ _).mp hw.right
-    exact ⟨w, hw.left, Nat.eq_of_beq_eq_true parts.left, Nat.le_of_ble_eq_true parts.right⟩
+  · rw [e]; exact Nat.le_of_ble_eq_true user.right
+  · rw [e]; exact (Nat.blt_eq_true_eq _ _).mp maker.right
 
 theorem enforced_of_chain {p : Program} {b : Nat} {via : List Nat} : ∀ a, checkChain p b via a = true → Enforced p a b := by
   induction via with
@@ -171,7 +177,9 @@ theorem valid_of_check {p : Payload} (h : check p = true) : Valid p.program := b
   · refine (mem_mapK hx).elim (fun w hw => ?_)
     rw [hw.right]
     exact enforced_of_chain _ ((List.all_eq_true _ _).mp d.left w hw.left)
-  · exact fan_of_check ((List.all_eq_true _ _).mp d.right x hx)
+  · refine (mem_mapK hx).elim (fun f hf => ?_)
+    rw [hf.right]
+    exact fan_of_check ((List.all_eq_true _ _).mp d.right f hf.left)
 
 /-- What a certificate of checkpoint D means. -/
 theorem sound {p : Payload} (h : check p = true) : Safe p.program := (valid_of_check h).safe

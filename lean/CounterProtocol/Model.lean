@@ -35,10 +35,11 @@ structure Edge where
   before : Nat
   after : Nat
 
-/-- Every packet that signals `counter` must come before packet `after`: many edges in one. -/
+/-- Many edges in one: each of `length` packets from `first` on must have finished before each of `afters` starts. -/
 structure Fan where
-  counter : Nat
-  after : Nat
+  first : Nat
+  length : Nat
+  afters : List Nat
 
 structure Program where
   size : Nat
@@ -98,7 +99,7 @@ def Separated (p : Program) : Prop :=
 /-- The order that edges, fans and the workers' lists require, with all its chains. -/
 inductive Before (p : Program) : Nat → Nat → Prop where
   | edge (x : Edge) : x ∈ p.edges → Before p x.before x.after
-  | fan (x : Fan) {u : Nat} : x ∈ p.fans → u < p.size → 0 < count x.counter (p.packet u).signals → Before p u x.after
+  | fan (x : Fan) {i v : Nat} : x ∈ p.fans → i < x.length → v ∈ x.afters → Before p (x.first + i) v
   | list {u v : Nat} : u < v → v < p.size → (p.packet u).worker = (p.packet v).worker → Before p u v
   | trans {u a v : Nat} : Before p u a → Before p a v → Before p u v
 

@@ -8,7 +8,7 @@ CounterProtocol.Payload : the certificate's payload, made of the bytes of the pa
 
 `totals` and `lengths` are arrays of `Base.Digits`: signals a step of each counter, packets of each worker's list.
 `witnesses` lists the edges, each with the packets on a chain of enforced orders from one end to the other. `fans`
-lists the packets that wait for all signals of a counter and need them all.
+lists edges in bulk, each with the counter that all packets before signal and all packets after wait for in full.
 
 `check` is evaluated by the kernel. Literals are raw (`nat_lit`), so that it need not unfold `OfNat` instances; the
 functions are direct recursor applications, which it reduces fastest.
@@ -29,13 +29,19 @@ structure Witness where
   /-- Packets between the two, in order. -/
   via : List Nat
 
+structure FanWitness where
+  counter : Nat
+  first : Nat
+  length : Nat
+  afters : List Nat
+
 structure Payload where
   size : Nat
   records : Nat
   totals : Nat
   lengths : Nat
   witnesses : List Witness
-  fans : List Fan
+  fans : List FanWitness
 
 noncomputable def Payload.record (p : Payload) (i : Nat) : Nat :=
   Nat.mod (Nat.shiftRight p.records (Nat.mul (nat_lit 256) i)) (Nat.pow (nat_lit 2) (nat_lit 256))
@@ -67,16 +73,16 @@ noncomputable def fields (k : Nat) : Nat → List Nat :=
   Nat.rec (fun _ => .nil)
     (fun _ ih s => .cons (Nat.mod s (nat_lit 16777216)) (ih (Nat.shiftRight s (nat_lit 24)))) k
 
-/-- `k` fans of a stream: counter, after, counter, after, ... -/
-noncomputable def fansOf (k : Nat) : Nat → List Fan :=
-  Nat.rec (fun _ => .nil)
-    (fun _ ih s => .cons ⟨Nat.mod s (nat_lit 16777216), Nat.mod (Nat.shiftRight s (nat_lit 24)) (nat_lit 16777216)⟩
-      (ih (Nat.shiftRight s (nat_lit 48)))) k
-
 /-- A witness in fields of 24 bits: before, after, number of packets between, those packets. -/
 noncomputable def witnessOf (s : Nat) : Witness :=
   ⟨Nat.mod s (nat_lit 16777216), Nat.mod (Nat.shiftRight s (nat_lit 24)) (nat_lit 16777216),
     fields (Nat.mod (Nat.shiftRight s (nat_lit 48)) (nat_lit 16777216)) (Nat.shiftRight s (nat_lit 72))⟩
+
+/-- A fan in fields of 24 bits: counter, first, length, number of packets after, those packets. -/
+noncomputable def fanOf (s : Nat) : FanWitness :=
+  ⟨Nat.mod s (nat_lit 16777216), Nat.mod (Nat.shiftRight s (nat_lit 24)) (nat_lit 16777216),
+    Nat.mod (Nat.shiftRight s (nat_lit 48)) (nat_lit 16777216),
+    fields (Nat.mod (Nat.shiftRight s (nat_lit 72)) (nat_lit 16777216)) (Nat.shiftRight s (nat_lit 96))⟩
 
 /-- The program that a payload is about. -/
 noncomputable def Payload.program (p : Payload) : Program where
@@ -84,7 +90,7 @@ noncomputable def Payload.program (p : Payload) : Program where
   packet i := packetOf (p.record i)
   total c := digit c p.totals
   edges := p.witnesses.mapK (fun w => ⟨w.before, w.after⟩)
-  fans := p.fans
+  fans := p.fans.mapK (fun f => ⟨f.first, f.length, f.afters⟩)
 
 /-! ## The checker -/
 noncomputable def allBelow (n : Nat) (f : Nat → Bool) : Bool := Nat.rec true (fun i ih => f i && ih) n
@@ -127,9 +133,17 @@ noncomputable def checkChain (p : Program) (b : Nat) (via : List Nat) : Nat → 
 
 noncomputable def checkWitness (p : Payload) (w : Witness) : Bool := checkChain p.program w.after w.via w.before
 
-noncomputable def checkFan (p : Program) (x : Fan) : Bool :=
-  !(isStep x.counter) && (p.packet x.after).waits.any (fun w =>
-    Nat.beq w.counter x.counter && Nat.ble (p.total x.counter) w.threshold)
+/-- `u` signals the counter of a fan. -/
+noncomputable def checkMaker (p : Program) (c u : Nat) : Bool :=
+  Nat.blt u p.size && Nat.blt (nat_lit 0) (count c (p.packet u).signals)
+
+/-- `v` waits for all signals of the counter of a fan. -/
+noncomputable def checkUser (p : Program) (c v : Nat) : Bool :=
+  (p.packet v).waits.any (fun w => Nat.beq w.counter c && Nat.ble (p.total c) w.threshold)
+
+noncomputable def checkFan (p : Program) (x : FanWitness) : Bool :=
+  !(isStep x.counter) && (allBelow x.length (fun i => checkMaker p x.counter (Nat.add x.first i)) &&
+    x.afters.all (checkUser p x.counter))
 
 /-- The counts that the packet file states are the true ones. -/
 noncomputable def checkTotals (p : Payload) : Bool :=
@@ -146,6 +160,6 @@ theorem check_eq (p : Payload) : check p =
       (p.witnesses.all (checkWitness p) && p.fans.all (checkFan p.program))))) := rfl
 
 -- The elaborator must neither unfold payloads nor evaluate checks; the kernel ignores the attribute.
-attribute [irreducible] join witnessOf fansOf packetOf check
+attribute [irreducible] join witnessOf fanOf packetOf check
 
 end CounterProtocol

@@ -36,8 +36,7 @@ structure Valid (p : Program) : Prop where
   last : ∀ i, i < p.size → 0 < count stepCounter (p.packet i).signals ∨
     ∃ j, i < j ∧ j < p.size ∧ (p.packet j).worker = (p.packet i).worker
   edges : ∀ x, x ∈ p.edges → Enforced p x.before x.after
-  fans : ∀ x, x ∈ p.fans → x.counter ≠ stepCounter ∧
-    ∃ w, w ∈ (p.packet x.after).waits ∧ w.counter = x.counter ∧ p.total x.counter ≤ w.threshold
+  fans : ∀ x, x ∈ p.fans → ∀ i, i < x.length → ∀ v, v ∈ x.afters → Enforced p (x.first + i) v
 
 /-! ## Values of counters -/
 /-- Signals of `c` that have happened in step `e`. -/
@@ -259,11 +258,7 @@ theorem Enforced.done {p : Program} (valid : Valid p) {n : Nat} {s : State} (inv
 theorem Before.enforced {p : Program} (valid : Valid p) {u v : Nat} (h : Before p u v) : Enforced p u v := by
   induction h with
   | edge x hx => exact valid.edges x hx
-  | fan x hx hu signals =>
-    have h := valid.fans x hx
-    refine h.right.elim (fun w hw => ?_)
-    have e := hw.right.left
-    exact .counter w hu hw.left (e ▸ h.left) (e ▸ hw.right.right) (e ▸ signals)
+  | fan x hx hi hv => exact valid.fans x hx _ hi _ hv
   | list huv hv same => exact .list huv hv same
   | trans _ _ first second => exact .trans first second
 

@@ -43,7 +43,7 @@ class FamilyConfig(BaseModel):
     """Base of a family's config. A field without a default must be present: its value cannot be inferred from the
     weights. `architectures`: the transformers class, checked against SOURCE when given."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     SOURCE: ClassVar[str] = ""
     IGNORED: ClassVar[dict[str, str]] = IGNORED
     MUST_BE: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = {
@@ -116,22 +116,18 @@ class FamilyConfig(BaseModel):
 
     def meta(self, config: dict[str, Any], caches: list[dict[str, Any]]) -> dict[str, Any]:
         """graph.meta: the geometry that later rooms need, and what happened to every field of config.json."""
-        keys = (
-            "num_attention_heads",
-            "num_key_value_heads",
-            "hidden_size",
-            "vocab_size",
-            "max_position_embeddings",
-            "head_dim",
-        )
-        names = {"num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads"}
         return {
             "family": self.model_type,
             "source": self.SOURCE,
             "num_layers": self.num_hidden_layers,
-            "caches": caches,
+            "hidden_size": self.hidden_size,
+            "vocab_size": self.vocab_size,
+            "num_heads": self.num_attention_heads,
+            "num_kv_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_position_embeddings,
             "tie_word_embeddings": self.tie_word_embeddings,
-            **{names.get(k, k): getattr(self, k) for k in keys},
+            "caches": caches,
             **self.fields_report(config),
         }
 

@@ -164,6 +164,8 @@ class HFOracle:
         self._lines.put("")
 
     def _tail(self) -> str:
+        if self._log.closed:
+            return "it was closed"
         self._log.flush()
         lines = Path(self._log.name).read_text(errors="replace").strip().splitlines()
         return f"its last words: {lines[-1]}" if lines else "it said nothing"

@@ -21,8 +21,8 @@ def max_abs_error(reference: Array, value: Array) -> float:
 
 def max_rel_error(reference: Array, value: Array) -> float:
     """Largest error over the largest magnitude of the reference (1.0 where the reference is all zero)."""
-    scale = float(np.max(np.abs(reference))) or 1.0
-    return max_abs_error(reference, value) / scale
+    error = max_abs_error(reference, value)
+    return error if math.isinf(error) else error / (float(np.max(np.abs(reference))) or 1.0)
 
 
 def log_softmax(logits: Array) -> Array:

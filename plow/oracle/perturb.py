@@ -39,7 +39,8 @@ EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 @dataclass(frozen=True)
 class Perturbation:
     """graph: a copy in which `node` has `attribute` = `value`. attribute "tie" flips the head between the embedding
-    and lm_head.weight; untying a tied head needs a tensor that the checkpoint lacks, so the weight check must object."""
+    and lm_head.weight; untying a tied head needs a tensor that the checkpoint lacks, so the weight
+    check must object."""
 
     node: str
     attribute: str

@@ -7,10 +7,12 @@ scope + "." + a fixed name ("layer.3.qkv").
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from plow.errors import GraphError
 from plow.graph import OPS, Node
 from plow.graph.ir import ABSENT as NO_VALUE
 from plow.rewrite.block import Block, Instance
@@ -67,7 +69,25 @@ def plan(block: Block, egraph: EGraph, choice: Mapping[int, ENode], provenance: 
         nodes.append(PlanNode(n.op, inputs, _outputs(c, n, egraph, names), attrs(n), index, called, chain, covers,
                               price(n) / FEMTO))
     stands = {r: names[egraph.class_of[r]] for r in block.roots}
-    return Plan(tuple(nodes), {r: v for r, v in stands.items() if r != v})
+    return Plan(tuple(_program_order(nodes)), {r: v for r, v in stands.items() if r != v})
+
+
+def _program_order(nodes: list[PlanNode]) -> list[PlanNode]:
+    """Operands first, otherwise in the order of the last node that each one covers."""
+    maker = {out: i for i, n in enumerate(nodes) for out in n.outputs}
+    missing = [{maker[v] for v in n.inputs if v in maker} for n in nodes]
+    heap = [(n.covers[-1], i) for i, n in enumerate(nodes) if not missing[i]]
+    heapq.heapify(heap)
+    ordered = []
+    while heap:
+        _, done = heapq.heappop(heap)
+        ordered.append(nodes[done])
+        for i, left in enumerate(missing):
+            if done in left:
+                left.remove(done)
+                if not left:
+                    heapq.heappush(heap, (nodes[i].covers[-1], i))
+    return ordered
 
 
 def _class_names(block: Block, egraph: EGraph) -> dict[int, str]:
@@ -137,3 +157,21 @@ def _free(name: str, taken: set[str]) -> str:
         unique, i = f"{name}.{i}", i + 1
     taken.add(unique)
     return unique
+
+
+def topological(nodes: list[Node], defined: set[str]) -> list[Node]:
+    """Operands first; the order stays as it is where scopes follow each other. Raises GraphError for a cycle."""
+    known, ordered, left = {NO_VALUE, *defined}, [], nodes
+    while left:
+        waiting = []
+        for n in left:
+            if known.issuperset(n.inputs):
+                ordered.append(n)
+                known.update(n.outputs)
+            else:
+                waiting.append(n)
+        if len(waiting) == len(left):
+            raise GraphError("operators of two scopes need each other's results", waiting[0].name,
+                             "give nodes that depend on each other through another scope the same scope")
+        left = waiting
+    return ordered

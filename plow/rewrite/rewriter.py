@@ -12,7 +12,7 @@ from plow.graph import OPS, Graph, Node, verify
 from plow.hw import Machine
 from plow.rewrite.block import Block, Instance, blocks_of, program_text
 from plow.rewrite.egraph import STEP, EGraph, Limits, preamble, saturate
-from plow.rewrite.emit import Names, Plan, identity, instantiate, plan
+from plow.rewrite.emit import Names, Plan, identity, instantiate, plan, topological
 from plow.rewrite.extract import Extraction, Pricer, extract
 from plow.rewrite.provenance import replay
 from plow.rewrite.result import BlockReport, Fusion, Rewritten
@@ -99,7 +99,7 @@ def _assemble(graph: Graph, solved: list[Solved]) -> Graph:
         aliases |= renamed
     result = Graph(dict(graph.inputs), dict(graph.weights), [_renamed(n, aliases) for n in nodes],
                    [_follow(o, aliases) for o in graph.outputs], {}, dict(graph.meta))
-    result.nodes = _topological(result)
+    result.nodes = topological(result.nodes, {*graph.inputs, *graph.weights})
     return verify(result)
 
 
@@ -113,26 +113,6 @@ def _follow(value: str, aliases: dict[str, str]) -> str:
     while value in aliases:
         value = aliases[value]
     return value
-
-
-def _topological(graph: Graph) -> list[Node]:
-    """The nodes with operands first; keeps the order of a graph whose scopes follow each other."""
-    defined = {"", *graph.inputs, *graph.weights}
-    ordered: list[Node] = []
-    left = graph.nodes
-    while left:
-        waiting = []
-        for n in left:
-            if all(v in defined for v in n.inputs):
-                ordered.append(n)
-                defined.update(n.outputs)
-            else:
-                waiting.append(n)
-        if len(waiting) == len(left):
-            raise GraphError("a fused operator and another scope need each other's results", waiting[0].name,
-                             "give nodes that depend on each other through a scope the same scope")
-        left = waiting
-    return ordered
 
 
 def _report(s: Solved) -> BlockReport:

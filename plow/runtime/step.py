@@ -103,20 +103,24 @@ class StepBatch:
         if n_steps > 1 and not np.array_equal(self.sample_rows, np.arange(self.n_rows)):
             raise RequestError("several steps in one call need a pure decode batch", "StepBatch",
                                "sample_rows must equal arange(n_rows)")
-        last = self.positions.astype(np.int64) + (n_steps - 1)
         self._check_range("token", self.tokens, limits.vocab_size)
         self._check_range("slot", self.slots, limits.max_slots)
         self._check_range("position", self.positions, limits.max_ctx)
-        self._check_range("last position", last, limits.max_ctx)
         self._check_range("sample row", self.sample_rows, self.n_rows)
-        for pos in (self.positions, last):
-            blocks = self.page_table[self.slots, pos // limits.kv_block]
-            self._check_range("KV block", blocks, limits.num_kv_blocks)
+        self._check_blocks(self.positions, limits)
+        if n_steps > 1:
+            last = self.positions + np.int32(n_steps - 1)
+            self._check_range("last position", last, limits.max_ctx)
+            self._check_blocks(last, limits)
+
+    def _check_blocks(self, positions: np.ndarray, limits: Limits) -> None:
+        self._check_range("KV block", self.page_table[self.slots, positions // limits.kv_block], limits.num_kv_blocks)
 
     @staticmethod
     def _check_range(what: str, values: np.ndarray, end: int) -> None:
-        bad = (values < 0) | (values >= end)
-        if bad.any():
+        # Negative numbers are large as unsigned ones, so one maximum decides; this runs in every step.
+        if len(values) and int(values.view(np.uint32).max()) >= end:
+            bad = (values < 0) | (values >= end)
             row = int(np.argmax(bad))
             raise RequestError(f"{what} {int(values[row])} of row {row} is outside 0..{end - 1}", "StepBatch")
 
@@ -126,6 +130,11 @@ class Backend(Protocol):
 
     @property
     def bundle(self) -> Bundle: ...
+
+    @property
+    def arena(self) -> np.ndarray:
+        """u8 [bytes]: weights, activations and KV blocks."""
+        ...
 
     def run(self, program: int, batch: StepBatch, n_steps: int = 1) -> np.ndarray:
         """Sampled tokens, i32 [n_steps, n_samples].

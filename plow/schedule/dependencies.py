@@ -79,6 +79,8 @@ def _needed(p: Packet, g: Group, groups: list[Group], seen: dict[int, list[Effec
     """Groups that p has to wait for; latest first, so that earlier ones are often implied."""
     waits: list[int] = []
     for i in sorted(set(g.follows), reverse=True):
+        if all(index[id(q)] < clock[q.worker] for q in groups[i].packets):
+            continue
         before = [q for q in groups[i].packets if _conflict(seen[id(q)], seen[id(p)])]
         if all(index[id(q)] < clock[q.worker] for q in before):
             continue

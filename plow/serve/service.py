@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from plow.errors import RequestError
@@ -13,6 +15,8 @@ from plow.runtime.bundle import Bundle
 from plow.runtime.request import Event, Finish, Request, TokenLogprob
 from plow.runtime.text import TextStream, Tokenizer
 from plow.serve.protocol import GenerateBody
+
+STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,16 @@ class Service:
         return {"status": "ok" if self.engine.alive else "failed", "model": self.model, "target": b.target,
                 "certified": b.certified, "uncertified_reason": b.uncertified_reason or None, "digests": b.digests,
                 "max_ctx": b.limits.max_ctx, "load": self.engine.engine.snapshot(),
+                "memory": {"arena_bytes": self.engine.engine.backend.arena.nbytes, "resident_bytes": resident_bytes()},
                 "last_error": self.engine.last_error}
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is in RAM; None where the system does not tell."""
+    try:
+        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
 
 
 class Generation:

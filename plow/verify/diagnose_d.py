@@ -81,25 +81,33 @@ def _waits_for_all(p: PayloadD, s: Sync, counter: int) -> bool:
 
 
 def _fans(p: PayloadD, syncs: list[Sync]) -> list[Fault]:
-    found = []
-    for counter, after in p.fans:
-        if not _waits_for_all(p, syncs[after], counter):
-            makers = [_name(p, i) for i in _signallers(syncs, counter)]
-            found.append(Fault(f"{_name(p, after)} does not wait for all {_total(p, counter)} signals of counter {counter}, so it may start "
-                               f"before {', '.join(makers[:4]) or 'its producers'}", f"checkFan payload.program ⟨{counter}, {after}⟩ = false"))
-    return found
+    return [Fault(message, f"checkFan payload.program (fanOf ({fan_literal(f)})) = false")
+            for f in p.fans if (message := _fan(p, syncs, f))]
+
+
+def _fan(p: PayloadD, syncs: list[Sync], f: Fan) -> str:
+    before = range(f.first, f.first + f.length)
+    for v in f.afters:
+        if not _waits_for_all(p, syncs[v], f.counter):
+            makers = ", ".join(_name(p, i) for i in before[:4])
+            return (f"{_name(p, v)} does not wait for all {_total(p, f.counter)} signals of counter {f.counter}, so it "
+                    f"may start before {makers}")
+    for u in before:
+        if f.counter not in syncs[u].signals:
+            return (f"{_name(p, u)} does not signal counter {f.counter}, so {_name(p, f.afters[0])}, which must follow "
+                    "it, may start first")
+    return ""
 
 
 def _chains(p: PayloadD, syncs: list[Sync]) -> list[Fault]:
-    from plow.verify.payload_d import witness_literal
-
     found = []
     for w in p.witnesses:
         path = [w.before, *w.via, w.after]
-        for a, b in zip(path, path[1:], strict=False):
+        for a, b in itertools.pairwise(path):
             in_list = a < b and syncs[a].worker == syncs[b].worker
             if not in_list and not any(_waits_for_all(p, syncs[b], c) for c in syncs[a].signals):
-                found.append(Fault(f"{_name(p, w.after)} must follow {_name(p, w.before)}, but nothing makes {_name(p, b)} start after "
-                                   f"{_name(p, a)}", f"checkWitness payload (witnessOf ({witness_literal(w)})) = false"))
+                message = (f"{_name(p, w.after)} must follow {_name(p, w.before)}, but nothing makes {_name(p, b)} start "
+                           f"after {_name(p, a)}")
+                found.append(Fault(message, f"checkWitness payload (witnessOf ({witness_literal(w)})) = false"))
                 break
     return found

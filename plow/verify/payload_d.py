@@ -4,8 +4,9 @@ The payload of a program holds, for lean/CounterProtocol/Payload.lean:
   records    bytes 4..35 (worker, domain, seq, node, waits, signals) of every packet in the order of seq;
   totals     signals a step of each counter, as the packet file states them (the interpreter relies on them);
   lengths    packets of each worker's list;
-  fans       (counter, packet): everything that signals the counter must come before the packet;
-  witnesses  (packet, packet) with a chain of enforced orders (plow.verify.order) between them.
+  fans       required orders in bulk: a run of packets that must come before some others, and the counter that the run
+             signals and the others wait for in full;
+  witnesses  single required orders, each with a chain of enforced orders (plow.verify.order) from end to end.
 Fans and witnesses together list every required order of plow.verify.hazards.
 """
 
@@ -41,6 +42,16 @@ class Witness:
 
 
 @dataclass
+class Fan:
+    """Packets first..first+length-1 must come before each of afters; counter is the witness."""
+
+    counter: int
+    first: int
+    length: int
+    afters: list[int]
+
+
+@dataclass
 class PayloadD:
     """The payload of one program. names: "packet 7 LINEAR layer.0.up_proj", for messages only."""
 
@@ -49,7 +60,7 @@ class PayloadD:
     totals: list[int]
     lengths: list[int]
     witnesses: list[Witness]
-    fans: list[tuple[int, int]]
+    fans: list[Fan]
     names: list[str] = field(default_factory=list)
 
     @property
@@ -57,6 +68,7 @@ class PayloadD:
         syncs = [sync_of(r) for r in self.records]
         return {"packets": len(self.records), "workers": len(self.lengths), "counters": len(self.totals),
                 "waits": sum(len(s.waits) for s in syncs), "signals": sum(len(s.signals) for s in syncs),
+                "orders": len(self.witnesses) + sum(f.length * len(f.afters) for f in self.fans),
                 "fans": len(self.fans), "witnesses": len(self.witnesses),
                 "longest_chain": max((len(w.via) + 1 for w in self.witnesses), default=0)}
 
@@ -69,20 +81,20 @@ class PayloadD:
         """The definition of `payload` in Lean."""
         pieces = [b"".join(self.records[i:i + PIECE]) for i in range(0, len(self.records), PIECE)]
         lines = [f"noncomputable def records : List Nat := [{', '.join(_literal(p) for p in pieces)}]"]
-        rows = [self.witnesses[i:i + LINE] for i in range(0, len(self.witnesses), LINE)]
-        for k, row in enumerate(rows):
-            lines.append(f"noncomputable def orders{k} : List Nat := [{', '.join(witness_literal(w) for w in row)}]")
-        orders = _cat([f"orders{k}" for k in range(len(rows))])
-        fans = _cat([f"(fansOf (nat_lit {len(f)}) ({_digits([x for pair in f for x in pair])}))"
-                     for f in (self.fans[i:i + LINE] for i in range(0, len(self.fans), LINE))])
+        witnesses = _list("witnesses", [witness_literal(w) for w in self.witnesses], lines)
+        fans = _list("fans", [fan_literal(f) for f in self.fans], lines)
         lines.append(
             f"noncomputable def payload : Payload := ⟨nat_lit {len(self.records)}, join (nat_lit {PIECE}) records, "
-            f"{_digits(self.totals)}, {_digits(self.lengths)}, List.mapK witnessOf ({orders}), {fans}⟩")
+            f"{_digits(self.totals)}, {_digits(self.lengths)}, "
+            f"List.mapK witnessOf ({witnesses}), List.mapK fanOf ({fans})⟩")
         return "\n".join(lines) + "\n"
 
 
-def _cat(lists: list[str]) -> str:
-    return "".join(f"List.cat {x} (" for x in lists) + "[]" + ")" * len(lists)
+def _list(name: str, literals: list[str], lines: list[str]) -> str:
+    """A List Nat, in definitions of LINE literals each that are added to lines."""
+    rows = [literals[i:i + LINE] for i in range(0, len(literals), LINE)]
+    lines += [f"noncomputable def {name}{k} : List Nat := [{', '.join(row)}]" for k, row in enumerate(rows)]
+    return "".join(f"List.cat {name}{k} (" for k in range(len(rows))) + "[]" + ")" * len(rows)
 
 
 def _literal(data: bytes) -> str:
@@ -95,6 +107,10 @@ def _digits(values: list[int]) -> str:
 
 def witness_literal(w: Witness) -> str:
     return _digits([w.before, w.after, len(w.via), *w.via])
+
+
+def fan_literal(f: Fan) -> str:
+    return _digits([f.counter, f.first, f.length, len(f.afters), *f.afters])
 
 
 def sync_of(record: bytes) -> Sync:
@@ -120,11 +136,11 @@ def build_program(program: ProgramRecord, file: PacketFile) -> PayloadD:
     order = Order(syncs, program.counter_totals)
     blocks = file.header["limits"]["num_kv_blocks"]
     witnesses: list[Witness] = []
-    fans: set[tuple[int, int]] = set()
+    direct: dict[tuple[int, int], list[int]] = {}
     for h in required([packet_effects(p, blocks) for p in packets], [p.worker for p in packets]):
         counter = order.direct(h.before, h.after)
         if counter is not None:
-            fans.add((counter, h.after))
+            direct.setdefault((counter, h.after), []).append(h.before)
             continue
         via = order.chain(h.before, h.after)
         if via is None:
@@ -132,7 +148,32 @@ def build_program(program: ProgramRecord, file: PacketFile) -> PayloadD:
         witnesses.append(Witness(h.before, h.after, via))
     records = [r.tobytes()[SYNC_BYTES] for r in raw]
     return PayloadD(title, records, list(program.counter_totals), [len(x) for x in program.lists], witnesses,
-                    sorted(fans, key=lambda f: (f[1], f[0])), names)
+                    _fans(direct, order), names)
+
+
+def _fans(direct: dict[tuple[int, int], list[int]], order: Order) -> list[Fan]:
+    """Group orders by counter and run of consecutive packets that signal it. direct: (counter, after) -> befores.
+
+    A run may hold packets that do not conflict with all of `afters`; they are ordered all the same.
+    """
+    runs = {c: _runs(order.producers[c]) for c, _ in direct}
+    fans: dict[tuple[int, int], Fan] = {}
+    for (c, after), befores in direct.items():
+        for run in runs[c]:
+            if any(u in run for u in befores):
+                fans.setdefault((c, run.start), Fan(c, run.start, len(run), [])).afters.append(after)
+    return list(fans.values())
+
+
+def _runs(numbers: list[int]) -> list[range]:
+    """Maximal runs of consecutive integers of an increasing list."""
+    runs: list[range] = []
+    for n in numbers:
+        if runs and runs[-1].stop == n:
+            runs[-1] = range(runs[-1].start, n + 1)
+        else:
+            runs.append(range(n, n + 1))
+    return runs
 
 
 def _check_lists(program: ProgramRecord, title: str) -> None:

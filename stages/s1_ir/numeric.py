@@ -22,7 +22,7 @@ LONGEST = 2048
 """A window above this is not reached with the numpy reference in reasonable time; its attribute is compared all the same."""
 OPERATOR_ROWS = 33
 SAMPLED = 4
-GREEDY_TOKENS = 24
+GREEDY_TOKENS = 16
 
 
 def stated(s: Subject, oracle: Oracle) -> list[Check]:

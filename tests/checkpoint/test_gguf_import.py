@@ -45,7 +45,8 @@ def fake(arch: str, arrays: dict[str, np.ndarray], **changes: Any) -> Fake:
     geometry = {
         "block_count": 1, "embedding_length": 8, "feed_forward_length": 4, "attention.head_count": 2,
         "attention.head_count_kv": 1, "attention.key_length": 4, "context_length": 32, "vocab_size": len(TOKENS),
-        "attention.layer_norm_rms_epsilon": float(np.float32(1e-5)), "rope.freq_base": 1e4, "attention.sliding_window": 4,
+        "attention.layer_norm_rms_epsilon": float(np.float32(1e-5)), "rope.freq_base": 1e4,
+        "attention.sliding_window": 4,
     }  # fmt: skip
     fields = {"general.architecture": arch, **TOKENIZER, **{f"{arch}.{k}": v for k, v in geometry.items()}, **changes}
     return Fake(Path("x.gguf"), fields, list(arrays), None, arrays)
@@ -67,7 +68,9 @@ def test_llama_queries_and_keys_are_unpermuted(monkeypatch: pytest.MonkeyPatch, 
     assert c.config["rms_norm_eps"] == 1e-5 and c.config["tie_word_embeddings"] is True
 
 
-def test_gemma_norms_lose_the_one_that_gguf_added_and_weights_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gemma_norms_lose_the_one_that_gguf_added_and_weights_do_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ones = np.ones(8, np.float32)
     arrays = {"output_norm.weight": 1.5 * ones, "blk.0.attn_q_norm.weight": ones[:4], "output.weight": ones[None]}
     c = convert(monkeypatch, tmp_path, fake("gemma3", arrays))

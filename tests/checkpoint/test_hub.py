@@ -16,7 +16,9 @@ def test_a_directory_is_itself(tmp_path: Path) -> None:
     assert resolve(tmp_path) == tmp_path and resolve(str(tmp_path)) == tmp_path
 
 
-def test_a_repository_name_is_fetched_without_duplicate_formats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_repository_name_is_fetched_without_duplicate_formats(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: dict[str, Any] = {}
 
     def snapshot(repo: str, **kwargs: Any) -> str:

@@ -50,7 +50,7 @@ def test_a_tensor_is_a_read_only_view_of_the_mapped_file(tiny_llama: Path) -> No
         got = checkpoint.tensor(name)
         assert got.dtype == ml_dtypes.bfloat16 and not got.flags.writeable and not got.flags.owndata
         assert np.array_equal(got.view(np.uint16), want[name].view(np.uint16))
-    with pytest.raises(CheckpointError, match="no tensor 'model.nothing'"):
+    with pytest.raises(CheckpointError, match=r"no tensor 'model.nothing'"):
         checkpoint.tensor("model.nothing")
 
 
@@ -65,7 +65,7 @@ def test_a_tensor_in_another_shard_than_the_index_says_is_refused(sharded: Path)
         index["weight_map"]["model.embed_tokens.weight"] = "model-00003-of-00003.safetensors"
 
     edit_json(sharded / INDEX, move)
-    with pytest.raises(CheckpointError, match="the index assigns it to model-00003-of-00003.safetensors"):
+    with pytest.raises(CheckpointError, match=r"the index assigns it to model-00003-of-00003.safetensors"):
         Checkpoint.open(sharded)
 
 
@@ -131,7 +131,9 @@ def test_a_directory_without_weights_is_refused(single: Path) -> None:
         Checkpoint.open(single)
 
 
-@pytest.mark.parametrize(("text", "words"), [(None, "config.json is missing"), ("{", "no valid JSON"), ("[]", "no JSON object")])
+@pytest.mark.parametrize(
+    ("text", "words"), [(None, "config.json is missing"), ("{", "no valid JSON"), ("[]", "no JSON object")]
+)
 def test_a_bad_config_json_is_refused(single: Path, text: str | None, words: str) -> None:
     (single / "config.json").unlink()
     if text is not None:
@@ -147,7 +149,11 @@ def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
 
 def test_tokenizer_files_and_vocabulary_are_found(single: Path) -> None:
     checkpoint = Checkpoint.open(single)
-    assert [p.name for p in checkpoint.tokenizer_files] == ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+    assert [p.name for p in checkpoint.tokenizer_files] == [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ]
     assert checkpoint.tokenizer_size == tiny.VOCAB_SIZE and checkpoint.token_ids["<|im_end|>"] == 2
     (single / "tokenizer.json").unlink()
     assert Checkpoint.open(single).tokenizer_size == 0

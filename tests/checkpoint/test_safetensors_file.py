@@ -26,7 +26,11 @@ def entry(dtype: str = "F32", shape: tuple[int, ...] = (2,), start: int = 0, end
 
 
 def test_header_agrees_with_the_safetensors_library(tmp_path: Path) -> None:
-    tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, ml_dtypes.bfloat16), "c": np.int64(7)[None]}
+    tensors = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.ones(3, ml_dtypes.bfloat16),
+        "c": np.int64(7)[None],
+    }
     save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
     file = read_header(tmp_path / "x.safetensors")
     assert set(file.tensors) == {"a", "b", "c"}
@@ -42,7 +46,7 @@ def test_a_whole_file_is_accepted_and_every_truncation_of_it_is_refused(tmp_path
     assert read_header(path).size == len(whole)
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match="truncated|damaged"):
+        with pytest.raises(CheckpointError, match=r"truncated|damaged"):
             read_header(path)
 
 

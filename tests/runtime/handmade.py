@@ -35,8 +35,17 @@ class Handmade:
         self.path = path
         self.image = np.zeros(SEGMENT, np.uint8)
         self._next = {"weights": 0, "activations": SEGMENT, "kv": 2 * SEGMENT}
-        self.limits = {"max_ctx": max_ctx, "max_slots": slots, "max_rows": 8, "max_samples": 8, "num_kv_blocks": kv_blocks,
-                       "kv_block": 16, "vocab_size": vocab, "num_layers": 1, "blocks_per_seq": -(-max_ctx // 16)}
+        self.limits = {
+            "max_ctx": max_ctx,
+            "max_slots": slots,
+            "max_rows": 8,
+            "max_samples": 8,
+            "num_kv_blocks": kv_blocks,
+            "kv_block": 16,
+            "vocab_size": vocab,
+            "num_layers": 1,
+            "blocks_per_seq": -(-max_ctx // 16),
+        }
 
     def reserve(self, segment: str, size: int) -> int:
         at = self._next[segment]
@@ -45,7 +54,7 @@ class Handmade:
 
     def const(self, array: np.ndarray) -> int:
         at = self.reserve("weights", array.nbytes)
-        self.image[at:at + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+        self.image[at : at + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
         return at
 
     def units(self, weight: np.ndarray) -> int:
@@ -69,9 +78,16 @@ class Handmade:
             nodes = max(nodes, [f"node{i}" for i in range(len(packets))], key=len)
             lists = [encode([p for p in packets if p.worker == w]) for w in range(workers)]
             records.append(ProgramRecord(rows, samples, totals, lists, offset, stride))
-        header = {"target": "cpu", "workers": workers, "nodes": nodes, "limits": self.limits,
-                  "arena": {"bytes": 3 * SEGMENT, "segments": {"weights": [0, SEGMENT], "activations": [SEGMENT, SEGMENT],
-                                                               "kv": [2 * SEGMENT, SEGMENT]}}}
+        header = {
+            "target": "cpu",
+            "workers": workers,
+            "nodes": nodes,
+            "limits": self.limits,
+            "arena": {
+                "bytes": 3 * SEGMENT,
+                "segments": {"weights": [0, SEGMENT], "activations": [SEGMENT, SEGMENT], "kv": [2 * SEGMENT, SEGMENT]},
+            },
+        }
         self.path.mkdir(exist_ok=True)
         digest = container.save(PacketFile(header, records), self.path / "model.pkt")
         (self.path / "weights.bin").write_bytes(self.image.tobytes())
@@ -80,8 +96,12 @@ class Handmade:
         (self.path / "certificates").mkdir(exist_ok=True)
         certificate = {"packet_sha256": digest, "verdict": "certified"}
         (self.path / "certificates" / "D.json").write_text(json.dumps(certificate))
-        manifest = {"schema": "plow.bundle/1", "target": "cpu", "eos_token_ids": [],
-                    "files": {"config.json": _sha(self.path / "config.json")}}
+        manifest = {
+            "schema": "plow.bundle/1",
+            "target": "cpu",
+            "eos_token_ids": [],
+            "files": {"config.json": _sha(self.path / "config.json")},
+        }
         for part, name in (("packets", "model.pkt"), ("weights", "weights.bin"), ("interpreter", "interp.so")):
             manifest[part] = {"file": name, "sha256": _sha(self.path / name)}
         self.save_manifest(manifest)
@@ -90,8 +110,15 @@ class Handmade:
     def save_manifest(self, manifest: dict[str, Any]) -> None:
         (self.path / "manifest.json").write_text(json.dumps(manifest))
 
-    def bundle(self, packets: list[Packet], rows: int = 8, samples: int = 8, logits: int = SEGMENT, stride: int = 64,
-               workers: int = 1) -> Bundle:
+    def bundle(
+        self,
+        packets: list[Packet],
+        rows: int = 8,
+        samples: int = 8,
+        logits: int = SEGMENT,
+        stride: int = 64,
+        workers: int = 1,
+    ) -> Bundle:
         self.write([(rows, samples, packets, logits, stride)], workers)
         return load(self.path)
 

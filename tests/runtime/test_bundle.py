@@ -57,18 +57,22 @@ def set_key(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
         for key in path[:-1]:
             manifest = manifest[key]
         manifest[path[-1]] = to
+
     return change
 
 
-@pytest.mark.parametrize(("change", "what"), [
-    (set_key("schema", to="plow.bundle/0"), "schema is 'plow.bundle/0'"),
-    (set_key("target", to="h200"), "target 'h200', this machine runs 'cpu'"),
-    (set_key("files", to=[]), "lists no files"),
-    (set_key("packets", to={}), "names no packets file"),
-    (set_key("interpreter", to=None), "names no interpreter file"),
-    (set_key("weights", "sha256", to=None), "no sha256 for weights.bin"),
-    (set_key("files", to={"../escape": "0" * 64}), "leaves the bundle"),
-])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (set_key("schema", to="plow.bundle/0"), "schema is 'plow.bundle/0'"),
+        (set_key("target", to="h200"), "target 'h200', this machine runs 'cpu'"),
+        (set_key("files", to=[]), "lists no files"),
+        (set_key("packets", to={}), "names no packets file"),
+        (set_key("interpreter", to=None), "names no interpreter file"),
+        (set_key("weights", "sha256", to=None), "no sha256 for weights.bin"),
+        (set_key("files", to={"../escape": "0" * 64}), "leaves the bundle"),
+    ],
+)
 def test_a_wrong_manifest_is_refused(made: tuple[Handmade, dict[str, Any]], change: Callable, what: str) -> None:
     hm, manifest = made
     change(manifest)
@@ -84,12 +88,19 @@ def test_a_manifest_that_is_no_object_is_refused(made: tuple[Handmade, dict[str,
         load(made[0].path)
 
 
-@pytest.mark.parametrize(("certificate", "what"), [
-    (None, "certificate D is missing"), ({"verdict": "rejected"}, "does not say certified"), ([], "does not say certified"),
-    ({"verdict": "certified", "packet_sha256": "0" * 64}, "about other packets"), ("{", "no JSON"),
-])
-def test_without_a_certificate_for_these_packets_it_fails_closed(made: tuple[Handmade, dict[str, Any]], certificate: Any,
-                                                                 what: str) -> None:
+@pytest.mark.parametrize(
+    ("certificate", "what"),
+    [
+        (None, "certificate D is missing"),
+        ({"verdict": "rejected"}, "does not say certified"),
+        ([], "does not say certified"),
+        ({"verdict": "certified", "packet_sha256": "0" * 64}, "about other packets"),
+        ("{", "no JSON"),
+    ],
+)
+def test_without_a_certificate_for_these_packets_it_fails_closed(
+    made: tuple[Handmade, dict[str, Any]], certificate: Any, what: str
+) -> None:
     file = made[0].path / "certificates" / "D.json"
     if certificate is None:
         file.unlink()
@@ -102,10 +113,14 @@ def test_without_a_certificate_for_these_packets_it_fails_closed(made: tuple[Han
     assert not b.certified and what in b.uncertified_reason
 
 
-@pytest.mark.parametrize(("change", "what"), [
-    ({"max_ctx": 0}, "limits.max_ctx is 0"), ({"num_kv_blocks": "9"}, "limits.num_kv_blocks"),
-    ({"blocks_per_seq": None}, "limits.blocks_per_seq is None"),
-])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"max_ctx": 0}, "limits.max_ctx is 0"),
+        ({"num_kv_blocks": "9"}, "limits.num_kv_blocks"),
+        ({"blocks_per_seq": None}, "limits.blocks_per_seq is None"),
+    ],
+)
 def test_impossible_limits_are_refused(tmp_path: Path, change: dict[str, Any], what: str) -> None:
     hm = Handmade(tmp_path / "bundle")
     hm.limits |= change

@@ -11,11 +11,16 @@ from plow.oracle import tiny
 from plow.runtime.chat import ChatTemplate
 
 USER = [{"role": "user", "content": "hi"}]
-PARTS_ONLY = "{% for m in messages %}{% for c in m['content'] %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}{% endfor %}"
+PARTS_ONLY = (
+    "{% for m in messages %}{% for c in m['content'] %}{% if c.type == 'text' %}{{ c.text }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
 
 
 def render(source: str, messages: list | None = None, **kw: object) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(USER if messages is None else messages, **kw)
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(
+        USER if messages is None else messages, **kw
+    )
 
 
 def test_the_usual_template() -> None:
@@ -24,7 +29,10 @@ def test_the_usual_template() -> None:
 
 
 def test_special_tokens_and_variables_are_visible() -> None:
-    assert render("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{% if think %}T{% endif %}", think=True) == "<s>hi</s>T"
+    assert (
+        render("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{% if think %}T{% endif %}", think=True)
+        == "<s>hi</s>T"
+    )
 
 
 def test_raise_exception_becomes_a_request_error_with_its_words() -> None:
@@ -34,7 +42,10 @@ def test_raise_exception_becomes_a_request_error_with_its_words() -> None:
 
 def test_strftime_now_and_tojson_do_what_templates_expect() -> None:
     assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
-    assert render("{{ messages | tojson }}", [{"role": "user", "content": "<é>"}]) == '[{"role": "user", "content": "<é>"}]'
+    assert (
+        render("{{ messages | tojson }}", [{"role": "user", "content": "<é>"}])
+        == '[{"role": "user", "content": "<é>"}]'
+    )
 
 
 @pytest.mark.parametrize("source", [tiny.CHAT_TEMPLATE, PARTS_ONLY, "{{ messages[0]['content'] }}"])
@@ -60,12 +71,16 @@ def test_no_messages_is_refused() -> None:
 
 
 def test_blocks_are_trimmed_loop_controls_and_generation_marks_work() -> None:
-    source = ("{% for m in messages %}\n  {% if loop.index > 1 %}{% break %}{% endif %}\n"
-              "{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}")
+    source = (
+        "{% for m in messages %}\n  {% if loop.index > 1 %}{% break %}{% endif %}\n"
+        "{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}"
+    )
     assert render(source, USER * 3) == "hi"
 
 
-@pytest.mark.parametrize("source", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% for i in messages.clear() %}{% endfor %}"])
+@pytest.mark.parametrize(
+    "source", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% for i in messages.clear() %}{% endfor %}"]
+)
 def test_a_template_cannot_reach_out_of_the_sandbox_or_change_the_messages(source: str) -> None:
     messages = [{"role": "user", "content": "hi"}]
     try:

@@ -82,7 +82,7 @@ def test_a_stop_token_ends_the_text_even_inside_a_multi_step_call() -> None:
         engine = Engine(FakeBackend(), steps_per_call=steps)
         request = engine.add(Request(p, max_tokens=12, stop_ids=frozenset({stop})))
         events = finish(engine)[request]
-        assert tokens(events) == want[:want.index(stop) + 1]
+        assert tokens(events) == want[: want.index(stop) + 1]
         assert [e.finish for e in events][-1] == "stop" and not any(e.finish for e in events[:-1])
         assert engine.blocks.used_blocks == 0
 
@@ -131,9 +131,20 @@ def test_requests_are_admitted_in_order_and_only_when_their_blocks_are_free() ->
     assert len(events[big]) == 39, "one came from the first step"
 
 
-@pytest.mark.parametrize(("n", "max_tokens", "allowed"), [
-    (63, 1, 1), (63, None, 1), (10, None, 54), (1, 63, 63), (64, 1, 0), (64, None, 0), (65, 1, 0), (63, 2, 0), (1, 64, 0),
-])
+@pytest.mark.parametrize(
+    ("n", "max_tokens", "allowed"),
+    [
+        (63, 1, 1),
+        (63, None, 1),
+        (10, None, 54),
+        (1, 63, 63),
+        (64, 1, 0),
+        (64, None, 0),
+        (65, 1, 0),
+        (63, 2, 0),
+        (1, 64, 0),
+    ],
+)
 def test_prompt_and_answer_must_fit_the_context(n: int, max_tokens: int | None, allowed: int) -> None:
     engine = Engine(FakeBackend())
     if not allowed:
@@ -144,8 +155,18 @@ def test_prompt_and_answer_must_fit_the_context(n: int, max_tokens: int | None, 
     assert tokens(finish(engine)[request]) == greedy(prompt(n), allowed)
 
 
-@pytest.mark.parametrize("bad", [{"prompt": []}, {"prompt": [320]}, {"prompt": [-1]}, {"max_tokens": 0},
-                                 {"max_tokens": -1}, {"logprobs": 21}, {"logprobs": -1}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"prompt": []},
+        {"prompt": [320]},
+        {"prompt": [-1]},
+        {"max_tokens": 0},
+        {"max_tokens": -1},
+        {"logprobs": 21},
+        {"logprobs": -1},
+    ],
+)
 def test_an_unservable_request_is_refused_before_it_queues(bad: dict) -> None:
     engine = Engine(FakeBackend())
     with pytest.raises(RequestError):

@@ -10,8 +10,17 @@ from plow.errors import RequestError
 from plow.runtime.kv import BlockManager
 from plow.runtime.step import Limits
 
-LIMITS = Limits(max_ctx=64, max_slots=4, max_rows=8, max_samples=4, num_kv_blocks=10, kv_block=16, vocab_size=9,
-                num_layers=1, blocks_per_seq=4)
+LIMITS = Limits(
+    max_ctx=64,
+    max_slots=4,
+    max_rows=8,
+    max_samples=4,
+    num_kv_blocks=10,
+    kv_block=16,
+    vocab_size=9,
+    num_layers=1,
+    blocks_per_seq=4,
+)
 
 
 @pytest.mark.parametrize(("positions", "blocks"), [(1, 1), (16, 1), (17, 2), (64, 4)])

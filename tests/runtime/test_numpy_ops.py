@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -46,11 +47,11 @@ def batch(backend: NumpyBackend, positions=range(N), slots=(0,) * N, samples=(0,
 
 
 def put(backend: NumpyBackend, at: int, array: np.ndarray) -> None:
-    backend.arena[at:at + array.nbytes] = array.view(np.uint8).reshape(-1)
+    backend.arena[at : at + array.nbytes] = array.view(np.uint8).reshape(-1)
 
 
 def get(backend: NumpyBackend, at: int, *shape: int) -> np.ndarray:
-    return backend.arena[at:at + 4 * int(np.prod(shape))].view(np.float32).reshape(shape)
+    return backend.arena[at : at + 4 * int(np.prod(shape))].view(np.float32).reshape(shape)
 
 
 def close(got: np.ndarray, want: np.ndarray) -> None:
@@ -60,8 +61,12 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
 def test_embed_gathers_scaled_rows(hm: Handmade, rng: np.random.Generator) -> None:
     table = weight(rng, 50, 32)
     y = hm.rows(8, 48)
-    op = Packet(Opcode.EMBED, {"table": hm.units(table), "y": y},
-                {**ROWS, "width": 32, "y_stride": 48, "vocab": 50}, {"scale": 3.0})
+    op = Packet(
+        Opcode.EMBED,
+        {"table": hm.units(table), "y": y},
+        {**ROWS, "width": 32, "y_stride": 48, "vocab": 50},
+        {"scale": 3.0},
+    )
     vm = NumpyBackend(hm.bundle([op]))
     vm.run(0, batch(vm, tokens=[0, 49, 17, 16, 33]))
     close(get(vm, y, N, 48)[:, :32], as_f32(table)[[0, 49, 17, 16, 33]] * 3)
@@ -72,9 +77,13 @@ def test_embed_gathers_scaled_rows(hm: Handmade, rng: np.random.Generator) -> No
 def test_norm_normalises_groups_and_adds_the_residual(hm: Handmade, rng: np.random.Generator, group: int) -> None:
     x, r, w = normal(rng, 8, 32), normal(rng, 8, 32), normal(rng, group)
     ax, ar, ay = (hm.rows(8, 32) for _ in range(3))
-    op = Packet(Opcode.NORM, {"x": ax, "weight": hm.const(w), "y": ay, "residual": ar},
-                {**ROWS, "width": 32, "group": group, "x_stride": 32, "y_stride": 32, "residual_stride": 32},
-                {"eps": 1e-5}, Flag.RESIDUAL)
+    op = Packet(
+        Opcode.NORM,
+        {"x": ax, "weight": hm.const(w), "y": ay, "residual": ar},
+        {**ROWS, "width": 32, "group": group, "x_stride": 32, "y_stride": 32, "residual_stride": 32},
+        {"eps": 1e-5},
+        Flag.RESIDUAL,
+    )
     vm = NumpyBackend(hm.bundle([op]))
     put(vm, ax, x)
     put(vm, ar, r)
@@ -85,9 +94,11 @@ def test_norm_normalises_groups_and_adds_the_residual(hm: Handmade, rng: np.rand
 def test_linear_covers_only_its_units_and_rows(hm: Handmade, rng: np.random.Generator) -> None:
     x, w, b = normal(rng, 8, 32), weight(rng, 70, 32), normal(rng, 70)
     ax, ay = hm.rows(8, 32), hm.rows(8, 80)
-    op = Packet(Opcode.LINEAR, {"x": ax, "weight": hm.units(w), "bias": hm.const(b), "y": ay},
-                {"row0": 1, "row1": 8, "row_step": 2, "unit0": 1, "unit1": 3, "k": 32, "n": 70, "x_stride": 32,
-                 "y_stride": 80})
+    op = Packet(
+        Opcode.LINEAR,
+        {"x": ax, "weight": hm.units(w), "bias": hm.const(b), "y": ay},
+        {"row0": 1, "row1": 8, "row_step": 2, "unit0": 1, "unit1": 3, "k": 32, "n": 70, "x_stride": 32, "y_stride": 80},
+    )
     vm = NumpyBackend(hm.bundle([op]))
     put(vm, ax, x)
     vm.run(0, batch(vm))
@@ -101,9 +112,13 @@ def test_linear_covers_only_its_units_and_rows(hm: Handmade, rng: np.random.Gene
 def test_linear_with_norm_and_residual_equals_its_parts(hm: Handmade, rng: np.random.Generator) -> None:
     x, w, n, r = normal(rng, 8, 32), weight(rng, 64, 32), normal(rng, 32), normal(rng, 8, 64)
     ax, ay = hm.rows(8, 32), hm.rows(8, 64)
-    op = Packet(Opcode.LINEAR, {"x": ax, "weight": hm.units(w), "norm_weight": hm.const(n), "y": ay, "residual": ay},
-                {**ROWS, "unit0": 0, "unit1": 2, "k": 32, "n": 64, "x_stride": 32, "y_stride": 64, "residual_stride": 64},
-                {"eps": 1e-6}, Flag.NORM | Flag.RESIDUAL)
+    op = Packet(
+        Opcode.LINEAR,
+        {"x": ax, "weight": hm.units(w), "norm_weight": hm.const(n), "y": ay, "residual": ay},
+        {**ROWS, "unit0": 0, "unit1": 2, "k": 32, "n": 64, "x_stride": 32, "y_stride": 64, "residual_stride": 64},
+        {"eps": 1e-6},
+        Flag.NORM | Flag.RESIDUAL,
+    )
     vm = NumpyBackend(hm.bundle([op]))
     put(vm, ax, x)
     put(vm, ay, r)
@@ -125,13 +140,18 @@ def test_bf16_dot_rounds_the_activations(hm: Handmade, rng: np.random.Generator)
 
 
 @pytest.mark.parametrize(("epilogue", "act"), [(Epilogue.GATED_SILU, "silu"), (Epilogue.GATED_GELU_TANH, "gelu_tanh")])
-def test_gated_linear_multiplies_act_of_gate_by_up(hm: Handmade, rng: np.random.Generator, epilogue: Epilogue,
-                                                   act: str) -> None:
+def test_gated_linear_multiplies_act_of_gate_by_up(
+    hm: Handmade, rng: np.random.Generator, epilogue: Epilogue, act: str
+) -> None:
     x, gate, up = normal(rng, 8, 32), weight(rng, 48, 32), weight(rng, 48, 32)
     both = np.stack([gate.reshape(3, 16, 32), up.reshape(3, 16, 32)], 1).reshape(96, 32)
     ax, ay = hm.rows(8, 32), hm.rows(8, 48)
-    op = Packet(Opcode.LINEAR, {"x": ax, "weight": hm.units(both), "y": ay},
-                {**ROWS, "unit0": 1, "unit1": 3, "k": 32, "n": 48, "x_stride": 32, "y_stride": 48}, epilogue=epilogue)
+    op = Packet(
+        Opcode.LINEAR,
+        {"x": ax, "weight": hm.units(both), "y": ay},
+        {**ROWS, "unit0": 1, "unit1": 3, "k": 32, "n": 48, "x_stride": 32, "y_stride": 48},
+        epilogue=epilogue,
+    )
     vm = NumpyBackend(hm.bundle([op]))
     put(vm, ax, x)
     vm.run(0, batch(vm))
@@ -139,45 +159,116 @@ def test_gated_linear_multiplies_act_of_gate_by_up(hm: Handmade, rng: np.random.
 
 
 def qkv_case(hm: Handmade, rng: np.random.Generator, cuts: list[int]) -> tuple[NumpyBackend, dict]:
-    """4 q heads and 2 kv heads of 32 with qk-norm, rope and window 6, then attention; QKV cut into packets at `cuts`."""
+    """4 q heads and 2 kv heads of 32 with qk-norm, rope and window 6, then attention; QKV is cut at `cuts`."""
     nq, nkv, hd, k = 4, 2, 32, 48
     w = {name: weight(rng, heads * hd, k) for name, heads in (("q", nq), ("k", nkv), ("v", nkv))}
     norm, qn, kn = normal(rng, k), normal(rng, hd), normal(rng, hd)
     cos, sin = cos_sin(np.arange(64), 1e4, hd)
     ax, aq, ay, kv = hm.rows(8, k), hm.rows(8, nq * hd), hm.rows(8, nq * hd), hm.kv(nkv, hd)
-    operands = {"x": ax, "weight": hm.units(np.concatenate(list(w.values()))), "norm_weight": hm.const(norm),
-                "q_norm": hm.const(qn), "k_norm": hm.const(kn), "rope": hm.const(np.concatenate([cos, sin], 1)),
-                "y": aq, "kv": kv}
-    dims = {**ROWS, "k": k, "num_heads": nq, "num_kv_heads": nkv, "head_dim": hd, "rotary_dim": hd, "x_stride": k,
-            "y_stride": nq * hd}
-    ops = [Packet(Opcode.QKV, operands, {**dims, "head0": a, "head1": b}, {"eps": 1e-5, "qk_eps": 1e-6},
-                  Flag.NORM | Flag.QK_NORM | Flag.ROPE) for a, b in zip(cuts, cuts[1:], strict=False)]
+    operands = {
+        "x": ax,
+        "weight": hm.units(np.concatenate(list(w.values()))),
+        "norm_weight": hm.const(norm),
+        "q_norm": hm.const(qn),
+        "k_norm": hm.const(kn),
+        "rope": hm.const(np.concatenate([cos, sin], 1)),
+        "y": aq,
+        "kv": kv,
+    }
+    dims = {
+        **ROWS,
+        "k": k,
+        "num_heads": nq,
+        "num_kv_heads": nkv,
+        "head_dim": hd,
+        "rotary_dim": hd,
+        "x_stride": k,
+        "y_stride": nq * hd,
+    }
+    ops = [
+        Packet(
+            Opcode.QKV,
+            operands,
+            {**dims, "head0": a, "head1": b},
+            {"eps": 1e-5, "qk_eps": 1e-6},
+            Flag.NORM | Flag.QK_NORM | Flag.ROPE,
+        )
+        for a, b in itertools.pairwise(cuts)
+    ]
     for h0, h1 in ((0, 3), (3, 4)):
-        ops.append(Packet(Opcode.ATTENTION, {"q": aq, "kv": kv, "y": ay},
-                          {**ROWS, "head0": h0, "head1": h1, "num_heads": nq, "num_kv_heads": nkv, "head_dim": hd,
-                           "window": 6, "q_stride": nq * hd, "y_stride": nq * hd}, {"scale": 0.2, "softcap": 5.0}))
+        ops.append(
+            Packet(
+                Opcode.ATTENTION,
+                {"q": aq, "kv": kv, "y": ay},
+                {
+                    **ROWS,
+                    "head0": h0,
+                    "head1": h1,
+                    "num_heads": nq,
+                    "num_kv_heads": nkv,
+                    "head_dim": hd,
+                    "window": 6,
+                    "q_stride": nq * hd,
+                    "y_stride": nq * hd,
+                },
+                {"scale": 0.2, "softcap": 5.0},
+            )
+        )
     vm = NumpyBackend(hm.bundle(ops), poison=True)
     return vm, {"w": w, "norm": norm, "qn": qn, "kn": kn, "ax": ax, "ay": ay, "dims": (nq, nkv, hd, k)}
 
 
 @pytest.mark.parametrize("cuts", [[0, 8], [0, 3, 5, 6, 8]])
-def test_qkv_and_attention_over_pages_equal_the_semantics(hm: Handmade, rng: np.random.Generator, cuts: list[int]) -> None:
+def test_qkv_and_attention_over_pages_equal_the_semantics(
+    hm: Handmade, rng: np.random.Generator, cuts: list[int]
+) -> None:
     vm, c = qkv_case(hm, rng, cuts)
     nq, nkv, hd, k = c["dims"]
     caches: semantics.Caches = {}
     # two sequences, one crossing a page border, in chunks of different sizes
-    for slots, positions in (([0, 0, 0, 1], [0, 1, 2, 0]), ([0] * 5, range(3, 8)), ([0] * 5, range(8, 13)),
-                             ([0] * 5, range(13, 18)), ([1, 0], [1, 18])):
+    for slots, positions in (
+        ([0, 0, 0, 1], [0, 1, 2, 0]),
+        ([0] * 5, range(3, 8)),
+        ([0] * 5, range(8, 13)),
+        ([0] * 5, range(13, 18)),
+        ([1, 0], [1, 18]),
+    ):
         x = normal(rng, len(slots), k)
         vm.poison = False
         put(vm, c["ax"], x)
         vm.run(0, batch(vm, positions, slots, tokens=[0] * len(slots)))
         pos, slot = np.array(positions), np.array(slots)
-        q, kv = semantics.qkv(x, c["norm"], *(as_f32(c["w"][n]) for n in "qkv"), c["qn"], c["kn"], pos, slot, num_heads=nq,
-                              num_kv_heads=nkv, head_dim=hd, rotary_dim=hd, theta=1e4, cache="c", caches=caches, eps=1e-5,
-                              qk_eps=1e-6)
-        want = semantics.attention(q, kv, pos, slot, num_heads=nq, num_kv_heads=nkv, head_dim=hd, scale=0.2, window=6,
-                                   softcap=5.0, caches=caches)[0]
+        q, kv = semantics.qkv(
+            x,
+            c["norm"],
+            *(as_f32(c["w"][n]) for n in "qkv"),
+            c["qn"],
+            c["kn"],
+            pos,
+            slot,
+            num_heads=nq,
+            num_kv_heads=nkv,
+            head_dim=hd,
+            rotary_dim=hd,
+            theta=1e4,
+            cache="c",
+            caches=caches,
+            eps=1e-5,
+            qk_eps=1e-6,
+        )
+        want = semantics.attention(
+            q,
+            kv,
+            pos,
+            slot,
+            num_heads=nq,
+            num_kv_heads=nkv,
+            head_dim=hd,
+            scale=0.2,
+            window=6,
+            softcap=5.0,
+            caches=caches,
+        )[0]
         close(get(vm, c["ay"], len(slots), nq * hd), want)
 
 
@@ -186,12 +277,18 @@ def test_rope_and_kv_append_write_what_qkv_writes(hm: Handmade, rng: np.random.G
     x, v, w = normal(rng, 8, heads * hd), normal(rng, 8, heads * hd), normal(rng, hd)
     cos, sin = cos_sin(np.arange(64), 1e4, rd)
     ax, ay, av, kv = hm.rows(8, 32), hm.rows(8, 32), hm.rows(8, 32), hm.kv(heads, hd)
-    rope = Packet(Opcode.ROPE, {"x": ax, "rope": hm.const(np.concatenate([cos, sin], 1)), "y": ay,
-                                "norm_weight": hm.const(w)},
-                  {**ROWS, "num_heads": heads, "head_dim": hd, "rotary_dim": rd, "x_stride": 32, "y_stride": 32},
-                  {"eps": 1e-5}, Flag.NORM)
-    append = Packet(Opcode.KV_APPEND, {"k": ay, "v": av, "kv": kv},
-                    {**ROWS, "num_kv_heads": heads, "head_dim": hd, "k_stride": 32, "v_stride": 32})
+    rope = Packet(
+        Opcode.ROPE,
+        {"x": ax, "rope": hm.const(np.concatenate([cos, sin], 1)), "y": ay, "norm_weight": hm.const(w)},
+        {**ROWS, "num_heads": heads, "head_dim": hd, "rotary_dim": rd, "x_stride": 32, "y_stride": 32},
+        {"eps": 1e-5},
+        Flag.NORM,
+    )
+    append = Packet(
+        Opcode.KV_APPEND,
+        {"k": ay, "v": av, "kv": kv},
+        {**ROWS, "num_kv_heads": heads, "head_dim": hd, "k_stride": 32, "v_stride": 32},
+    )
     vm = NumpyBackend(hm.bundle([rope, append]))
     put(vm, ax, x)
     put(vm, av, v)
@@ -206,20 +303,31 @@ def test_rope_and_kv_append_write_what_qkv_writes(hm: Handmade, rng: np.random.G
         close(block[1].reshape(heads, 16, hd)[:, p % 16].reshape(-1), v[t])
 
 
-UNARY = {Epilogue.SILU: lambda a: semantics.activation(a, act="silu"), Epilogue.SCALE: lambda a: [a * np.float32(2.5)],
-         Epilogue.GELU_TANH: lambda a: semantics.activation(a, act="gelu_tanh"),
-         Epilogue.SOFTCAP: lambda a: semantics.softcap(a, cap=2.5)}
-BINARY = {Epilogue.ADD: semantics.add, Epilogue.MUL: semantics.mul,
-          Epilogue.ACT_MUL_SILU: lambda a, b: semantics.act_mul(a, b, act="silu"),
-          Epilogue.ACT_MUL_GELU_TANH: lambda a, b: semantics.act_mul(a, b, act="gelu_tanh")}
+UNARY = {
+    Epilogue.SILU: lambda a: semantics.activation(a, act="silu"),
+    Epilogue.SCALE: lambda a: [a * np.float32(2.5)],
+    Epilogue.GELU_TANH: lambda a: semantics.activation(a, act="gelu_tanh"),
+    Epilogue.SOFTCAP: lambda a: semantics.softcap(a, cap=2.5),
+}
+BINARY = {
+    Epilogue.ADD: semantics.add,
+    Epilogue.MUL: semantics.mul,
+    Epilogue.ACT_MUL_SILU: lambda a, b: semantics.act_mul(a, b, act="silu"),
+    Epilogue.ACT_MUL_GELU_TANH: lambda a, b: semantics.act_mul(a, b, act="gelu_tanh"),
+}
 
 
 @pytest.mark.parametrize("epilogue", [*UNARY, *BINARY])
 def test_elementwise_functions(hm: Handmade, rng: np.random.Generator, epilogue: Epilogue) -> None:
     a, b = normal(rng, 8, 32), normal(rng, 8, 32)
     aa, ab, ay = (hm.rows(8, 32) for _ in range(3))
-    op = Packet(Opcode.ELEMENTWISE, {"a": aa, "y": ay} | ({"b": ab} if epilogue in BINARY else {}),
-                {**ROWS, "width": 24, "a_stride": 32, "b_stride": 32, "y_stride": 32}, {"factor": 2.5}, epilogue=epilogue)
+    op = Packet(
+        Opcode.ELEMENTWISE,
+        {"a": aa, "y": ay} | ({"b": ab} if epilogue in BINARY else {}),
+        {**ROWS, "width": 24, "a_stride": 32, "b_stride": 32, "y_stride": 32},
+        {"factor": 2.5},
+        epilogue=epilogue,
+    )
     vm = NumpyBackend(hm.bundle([op]))
     put(vm, aa, a)
     put(vm, ab, b)
@@ -235,9 +343,15 @@ def test_select_and_sample_follow_the_sampled_rows(hm: Handmade, rng: np.random.
     x[4, 60] = 99.0  # padding: beyond the valid vocabulary
     x[4, 11] = 8.0
     ax, al = hm.rows(8, 64), hm.rows(8, 64)
-    ops = [Packet(Opcode.SELECT, {"x": ax, "y": al}, {**ROWS, "width": 64, "x_stride": 64, "y_stride": 64},
-                  domain=Domain.SAMPLES),
-           Packet(Opcode.SAMPLE, {"logits": al}, {**ROWS, "vocab": 60, "logits_stride": 64}, domain=Domain.SAMPLES)]
+    ops = [
+        Packet(
+            Opcode.SELECT,
+            {"x": ax, "y": al},
+            {**ROWS, "width": 64, "x_stride": 64, "y_stride": 64},
+            domain=Domain.SAMPLES,
+        ),
+        Packet(Opcode.SAMPLE, {"logits": al}, {**ROWS, "vocab": 60, "logits_stride": 64}, domain=Domain.SAMPLES),
+    ]
     vm = NumpyBackend(hm.bundle(ops, logits=al))
     put(vm, ax, x)
     assert vm.run(0, batch(vm, samples=[4, 2])).tolist() == [[11, 3]]
@@ -245,8 +359,12 @@ def test_select_and_sample_follow_the_sampled_rows(hm: Handmade, rng: np.random.
 
 
 def test_an_operand_outside_the_arena_is_a_typed_error(hm: Handmade) -> None:
-    op = Packet(Opcode.ELEMENTWISE, {"a": 3 * SEGMENT - 64, "y": SEGMENT},
-                {**ROWS, "width": 32, "a_stride": 32, "b_stride": 32, "y_stride": 32}, epilogue=Epilogue.SILU)
+    op = Packet(
+        Opcode.ELEMENTWISE,
+        {"a": 3 * SEGMENT - 64, "y": SEGMENT},
+        {**ROWS, "width": 32, "a_stride": 32, "b_stride": 32, "y_stride": 32},
+        epilogue=Epilogue.SILU,
+    )
     vm = NumpyBackend(hm.bundle([op]))
     with pytest.raises(PacketError, match="outside the arena"):
         vm.run(0, batch(vm))

@@ -28,20 +28,38 @@ def program(hm: Handmade, rng: np.random.Generator, drop_wait: bool = False) -> 
     table, w1, w2 = (hm.units(bf16(rng.standard_normal(s))) for s in ((64, K), (64, K), (64, 64)))
 
     def linear(worker: int, src: int, dst: int, w: int, k: int, waits: list, signal: int) -> Packet:
-        return Packet(Opcode.LINEAR, {"x": src, "weight": w, "y": dst},
-                      {**ROWS, "unit0": worker, "unit1": worker + 1, "k": k, "n": 64, "x_stride": k, "y_stride": 64},
-                      worker=worker, waits=waits, signals=[signal])
+        return Packet(
+            Opcode.LINEAR,
+            {"x": src, "weight": w, "y": dst},
+            {**ROWS, "unit0": worker, "unit1": worker + 1, "k": k, "n": 64, "x_stride": k, "y_stride": 64},
+            worker=worker,
+            waits=waits,
+            signals=[signal],
+        )
 
     previous = (STEP_COUNTER, 2)
     packets = [
-        Packet(Opcode.EMBED, {"table": table, "y": x}, {**ROWS, "width": K, "y_stride": K, "vocab": 64}, {"scale": 1.0},
-               waits=[previous], signals=[1]),
+        Packet(
+            Opcode.EMBED,
+            {"table": table, "y": x},
+            {**ROWS, "width": K, "y_stride": K, "vocab": 64},
+            {"scale": 1.0},
+            waits=[previous],
+            signals=[1],
+        ),
         linear(0, x, h, w1, K, [], 2),
         linear(1, x, h, w1, K, [previous, (1, 1)], 2),
         linear(0, h, y, w2, 64, [(2, 2)], 3),
         linear(1, h, y, w2, 64, [] if drop_wait else [(2, 2)], 3),
-        Packet(Opcode.SAMPLE, {"logits": y}, {**ROWS, "vocab": 64, "logits_stride": 64}, domain=Domain.SAMPLES, worker=1,
-               waits=[(3, 2)], signals=[STEP_COUNTER]),
+        Packet(
+            Opcode.SAMPLE,
+            {"logits": y},
+            {**ROWS, "vocab": 64, "logits_stride": 64},
+            domain=Domain.SAMPLES,
+            worker=1,
+            waits=[(3, 2)],
+            signals=[STEP_COUNTER],
+        ),
         Packet(Opcode.NOP, worker=0, waits=[(3, 2)], signals=[STEP_COUNTER]),
     ]
     return packets, y
@@ -105,7 +123,9 @@ def test_a_deadlock_names_the_producers_that_did_not_signal(tmp_path: Path) -> N
     with pytest.raises(StuckDependency) as e:
         decode(vm, [5], 1)
     assert "worker 0 packet 0 EMBED node0" in e.value.where
-    assert "2 producers did not signal: packet 3 LINEAR node3 (worker 0); packet 4 LINEAR node4 (worker 1)" in e.value.what
+    assert (
+        "2 producers did not signal: packet 3 LINEAR node3 (worker 0); packet 4 LINEAR node4 (worker 1)" in e.value.what
+    )
 
 
 def test_after_a_stuck_step_the_next_one_is_right(tmp_path: Path) -> None:
@@ -128,11 +148,17 @@ def test_unknown_order_and_program_are_typed_errors(tmp_path: Path) -> None:
         vm.run(1, StepBatch.greedy([1], [0], [0], [0], np.zeros((3, 4))))
 
 
-@pytest.mark.parametrize(("change", "what"), [
-    ({"positions": [0, 64]}, "position 64 of row 1"), ({"tokens": [0, 64]}, "token 64 of row 1"),
-    ({"slots": [3, 0]}, "slot 3 of row 0"), ({"sample_rows": [2]}, "sample row 2"), ({"tokens": [-1, 0]}, "token -1"),
-    ({"positions": [16, 0]}, "KV block -1 of row 0"),
-])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"positions": [0, 64]}, "position 64 of row 1"),
+        ({"tokens": [0, 64]}, "token 64 of row 1"),
+        ({"slots": [3, 0]}, "slot 3 of row 0"),
+        ({"sample_rows": [2]}, "sample row 2"),
+        ({"tokens": [-1, 0]}, "token -1"),
+        ({"positions": [16, 0]}, "KV block -1 of row 0"),
+    ],
+)
 def test_an_index_out_of_range_never_becomes_an_address(tmp_path: Path, change: dict, what: str) -> None:
     vm = build(tmp_path, "round_robin")
     table = np.full((3, 4), -1, np.int32)

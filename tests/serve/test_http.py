@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Running
+from live_server import Running
 
 
 def post(server: Running, path: str = "completions", **body: Any) -> httpx.Response:
@@ -22,12 +22,25 @@ def post(server: Running, path: str = "completions", **body: Any) -> httpx.Respo
     return httpx.post(f"{server.url}/v1/{path}", json={**base, **body}, timeout=30)
 
 
-@pytest.mark.parametrize(("length", "max_tokens", "status"), [
-    (255, 1, 200), (255, 2, 400), (256, 1, 400), (257, 1, 400), (254, None, 400), (240, None, 200), (255, 0, 400), (10, 0, 400),
-    (10, -1, 400), (10, 246, 200), (10, 247, 400),
-])
-def test_prompt_and_answer_at_the_edge_of_the_context(server: Running, length: int, max_tokens: int | None,
-                                                      status: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "status"),
+    [
+        (255, 1, 200),
+        (255, 2, 400),
+        (256, 1, 400),
+        (257, 1, 400),
+        (254, None, 400),
+        (240, None, 200),
+        (255, 0, 400),
+        (10, 0, 400),
+        (10, -1, 400),
+        (10, 246, 200),
+        (10, 247, 400),
+    ],
+)
+def test_prompt_and_answer_at_the_edge_of_the_context(
+    server: Running, length: int, max_tokens: int | None, status: int
+) -> None:
     r = post(server, prompt=[5] * length, max_tokens=max_tokens, ignore_eos=True)
     assert r.status_code == status, r.text
     if status == 200:
@@ -40,11 +53,36 @@ def test_a_chat_without_a_limit_may_fill_the_context(server: Running, absent: di
     assert r["usage"]["total_tokens"] == 256 and r["choices"][0]["finish_reason"] == "length"
 
 
-BAD = [{"temperature": "hot"}, {"temperature": 1e9}, {"top_p": 0}, {"top_p": 2}, {"top_k": -2}, {"min_p": -1}, {"n": 0}, {"n": 65},
-       {"stop": [""]}, {"stop": ["a"] * 17}, {"stream": "maybe"}, {"stream_options": {"include_usage": True}}, {"seed": 1 << 70},
-       {"frequency_penalty": 0.5}, {"presence_penalty": -1}, {"logit_bias": {"5": 1}}, {"echo": True}, {"best_of": 5},
-       {"suffix": "x"}, {"logprobs": 21}, {"prompt": []}, {"prompt": [9999]}, {"prompt": [-1]}, {"prompt": None},
-       {"prompt": [[]]}, {"prompt": {}}, {"response_format": {"type": "json_object"}}, {"logprobs": -1}]
+BAD = [
+    {"temperature": "hot"},
+    {"temperature": 1e9},
+    {"top_p": 0},
+    {"top_p": 2},
+    {"top_k": -2},
+    {"min_p": -1},
+    {"n": 0},
+    {"n": 65},
+    {"stop": [""]},
+    {"stop": ["a"] * 17},
+    {"stream": "maybe"},
+    {"stream_options": {"include_usage": True}},
+    {"seed": 1 << 70},
+    {"frequency_penalty": 0.5},
+    {"presence_penalty": -1},
+    {"logit_bias": {"5": 1}},
+    {"echo": True},
+    {"best_of": 5},
+    {"suffix": "x"},
+    {"logprobs": 21},
+    {"prompt": []},
+    {"prompt": [9999]},
+    {"prompt": [-1]},
+    {"prompt": None},
+    {"prompt": [[]]},
+    {"prompt": {}},
+    {"response_format": {"type": "json_object"}},
+    {"logprobs": -1},
+]
 
 
 @pytest.mark.parametrize("bad", BAD, ids=[json.dumps(b)[:50] for b in BAD])
@@ -57,17 +95,37 @@ def test_bad_parameters_are_400_with_an_openai_error_body(server: Running, bad: 
     assert error["message"]
 
 
-@pytest.mark.parametrize("bad", [
-    {"messages": []}, {"messages": [{"content": "x"}]}, {"messages": "hi"}, {"messages": [{"role": "user", "content": 5}]},
-    {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, {"tools": [{"type": "function"}]},
-    {"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": 3.5},
-])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"messages": []},
+        {"messages": [{"content": "x"}]},
+        {"messages": "hi"},
+        {"messages": [{"role": "user", "content": 5}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {"tools": [{"type": "function"}]},
+        {"top_logprobs": 3},
+        {"logprobs": True, "top_logprobs": 21},
+        {"logprobs": 3.5},
+    ],
+)
 def test_bad_chat_requests_are_400(server: Running, bad: dict[str, Any]) -> None:
     assert post(server, "chat/completions", **bad).status_code == 400
 
 
-@pytest.mark.parametrize("neutral", [{"frequency_penalty": 0}, {"presence_penalty": 0.0}, {"logit_bias": None}, {"user": "me"},
-                                     {"response_format": {"type": "text"}}, {"tools": []}, {"top_k": -1}, {"echo": False}])
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"frequency_penalty": 0},
+        {"presence_penalty": 0.0},
+        {"logit_bias": None},
+        {"user": "me"},
+        {"response_format": {"type": "text"}},
+        {"tools": []},
+        {"top_k": -1},
+        {"echo": False},
+    ],
+)
 def test_parameters_that_change_nothing_are_accepted(server: Running, neutral: dict[str, Any]) -> None:
     assert post(server, **neutral).status_code == 200
 
@@ -85,6 +143,7 @@ def test_health_tells_what_runs(server: Running) -> None:
     assert h["status"] == "ok" and h["certified"] and h["uncertified_reason"] is None and h["target"] == "cpu"
     assert h["digests"]["model.pkt"] == "0" * 64
     assert h["load"]["total_blocks"] == 64 and h["last_error"] is None
+    assert h["memory"]["arena_bytes"] == 1024 and h["memory"]["resident_bytes"] > 1 << 20
 
 
 def test_greedy_text_is_the_same_among_concurrent_requests(server: Running) -> None:
@@ -133,8 +192,11 @@ def test_a_client_that_leaves_a_whole_answer_frees_its_blocks(start: Callable[..
     server = start(step_s=0.01)
     for _ in range(5):
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/completions", timeout=0.05,
-                       json={"model": "tiny", "prompt": [5], "max_tokens": 250, "ignore_eos": True})
+            httpx.post(
+                f"{server.url}/v1/completions",
+                timeout=0.05,
+                json={"model": "tiny", "prompt": [5], "max_tokens": 250, "ignore_eos": True},
+            )
     server.wait_idle(5)
     assert server.service.engine.engine.metrics.finished["abort"] == 5
 
@@ -148,8 +210,10 @@ def test_a_client_that_dies_while_queued_leaves_the_queue(start: Callable[..., R
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"model": "tiny", "prompt": [5], "max_tokens": 250}).encode()
     with socket.create_connection((host, int(port))) as s:
-        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                  b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        s.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
         while not server.service.engine.engine.waiting:
             time.sleep(0.002)
     while server.service.engine.engine.waiting:

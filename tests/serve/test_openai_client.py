@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from conftest import Running
 from fake_backend import greedy
+from live_server import Running
 
 PROMPT = "hello world"
 MESSAGES = [{"role": "user", "content": "what is one"}]
@@ -21,7 +21,7 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 
 def expected(server: Running, prompt: list[int], n: int) -> str:
     tokens = greedy(prompt, n)
-    tokens = tokens[:tokens.index(2)] if 2 in tokens else tokens
+    tokens = tokens[: tokens.index(2)] if 2 in tokens else tokens
     stream = server.service.tokenizer.stream(prompt)
     return "".join(stream.push(t) for t in tokens) + stream.finish()
 
@@ -66,8 +66,11 @@ def test_streamed_text_equals_whole_text(client: openai.OpenAI, n: int, temperat
 
 
 def test_usage_comes_last_and_only_when_asked(client: openai.OpenAI) -> None:
-    stream = list(client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=5, stream=True,
-                                                 stream_options={"include_usage": True}))
+    stream = list(
+        client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=5, stream=True, stream_options={"include_usage": True}
+        )
+    )
     assert stream[-1].choices == [] and stream[-1].usage.completion_tokens == 5
     assert all(c.usage is None for c in stream[:-1])
     assert stream[0].choices[0].delta.role == "assistant"
@@ -86,15 +89,19 @@ def test_a_stop_string_ends_the_text_and_is_left_out(client: openai.OpenAI, serv
     whole = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=40, temperature=0).choices[0].text
     stop = whole[20:23]
     r = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=40, temperature=0, stop=[stop])
-    assert r.choices[0].text == whole[:whole.index(stop)] and r.choices[0].finish_reason == "stop"
-    stream = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=40, temperature=0, stop=stop, stream=True)
+    assert r.choices[0].text == whole[: whole.index(stop)] and r.choices[0].finish_reason == "stop"
+    stream = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=40, temperature=0, stop=stop, stream=True
+    )
     assert "".join(c.choices[0].text for c in stream) == r.choices[0].text
     server.wait_idle()
 
 
 def test_the_same_seed_repeats_and_no_seed_does_not(client: openai.OpenAI) -> None:
     def text(**kw: object) -> str:
-        return client.completions.create(model="tiny", prompt=PROMPT, max_tokens=16, temperature=1.5, **kw).choices[0].text
+        return (
+            client.completions.create(model="tiny", prompt=PROMPT, max_tokens=16, temperature=1.5, **kw).choices[0].text
+        )
 
     assert text(seed=3) == text(seed=3) != text(seed=4)
     assert text() != text()
@@ -105,18 +112,32 @@ def test_cuts_are_passed_on(client: openai.OpenAI) -> None:
     for extra in ({"top_k": 1}, {"min_p": 1.0}):
         r = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, temperature=2, extra_body=extra)
         assert r.choices[0].text == greedy_text
-    assert client.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, top_p=1e-6).choices[0].text == greedy_text
+    assert (
+        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, top_p=1e-6).choices[0].text == greedy_text
+    )
 
 
 def test_chat_logprobs_whole_and_streamed_agree(client: openai.OpenAI) -> None:
-    common = {"model": "tiny", "messages": MESSAGES, "max_tokens": 4, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    common = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "max_tokens": 4,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
     content = client.chat.completions.create(**common).choices[0].logprobs.content
     assert len(content) == 4
     for entry in content:
         assert entry.token == entry.top_logprobs[0].token and entry.logprob == entry.top_logprobs[0].logprob < 0
         assert len(entry.top_logprobs) == 3
-    streamed = [e for c in client.chat.completions.create(stream=True, **common) for ch in c.choices
-                if ch.logprobs for e in ch.logprobs.content]
+    streamed = [
+        e
+        for c in client.chat.completions.create(stream=True, **common)
+        for ch in c.choices
+        if ch.logprobs
+        for e in ch.logprobs.content
+    ]
     assert streamed == content
 
 
