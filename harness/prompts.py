@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ def render(folder: Path, stage: Stage, variables: dict[str, Any]) -> str:
             str(folder),
             f"write s{stage.number}_NAME.md.j2",
         )
+    try:
+        return _environment(folder).get_template(found[0]).render(stage=stage, **variables)
+    except jinja2.TemplateError as e:
+        raise PromptError(f"prompt does not render: {e}", f"{folder.name}/{found[0]}", "repair the template") from e
+
+
+@lru_cache
+def _environment(folder: Path) -> jinja2.Environment:
+    """Templates of a folder, compiled once and again when their file changes."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
@@ -32,10 +42,7 @@ def render(folder: Path, stage: Stage, variables: dict[str, Any]) -> str:
         autoescape=False,
     )
     environment.filters["show"] = show
-    try:
-        return environment.get_template(found[0]).render(stage=stage, **variables)
-    except jinja2.TemplateError as e:
-        raise PromptError(f"prompt does not render: {e}", f"{folder.name}/{found[0]}", "repair the template") from e
+    return environment
 
 
 def variables(

@@ -24,18 +24,18 @@ typedef struct {
   const uint32_t *totals;          /* [num_counters] signals a step */
   plow_counter *counters;          /* [num_counters] */
   plow_profile *const *profile;    /* [workers] one record a packet, or NULL */
-  uint32_t workers, num_counters, epoch, rows;
+  uint32_t workers, num_counters, epoch;
 } plow_program;
 
 /* One step's data, StepBatch of plow/runtime/step.py. With advance set, SAMPLE writes tokens and positions. */
 typedef struct {
   int32_t *tokens, *positions;       /* [n_rows] */
   const int32_t *slots;              /* [n_rows] */
-  const int32_t *sample_rows;        /* [n_samples] */
+  const int32_t *sample_rows;        /* [n_samples], as the five that follow */
+  const float *temperature, *top_p, *min_p;
+  const int32_t *top_k;
+  const uint64_t *seed;
   const int32_t *page_table;         /* [max_slots][blocks_per_seq] */
-  const float *temperature, *top_p, *min_p; /* [n_samples] */
-  const int32_t *top_k;              /* [n_samples] */
-  const uint64_t *seed;              /* [n_samples] */
   int32_t *picked;                   /* [n_steps][n_samples] */
   uint32_t n_rows, n_samples, n_steps, blocks_per_seq, advance;
 } plow_step;

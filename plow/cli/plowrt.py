@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 app = new_app("Run and serve the bundles that plowc builds.")
 
+STEPS_PER_CALL = 8
+"""Tokens of a backend call when nobody watches them arrive."""
 AssetsOption = Annotated[Path, typer.Option("--assets", help="bundle directory")]
 BackendOption = Annotated[str, typer.Option("--backend", help="cpu, or numpy (the readable oracle; slow)")]
 UncertifiedOption = Annotated[bool, typer.Option("--allow-uncertified", help="run packets without a certificate")]
 
 
-def open_llm(assets: Path, backend: str, allow_uncertified: bool) -> LLM:
+def open_llm(assets: Path, backend: str, allow_uncertified: bool, steps_per_call: int = 1) -> LLM:
     """Load a bundle and say loudly what is unusual about it."""
     from plow.runtime.llm import LLM
 
-    llm = LLM(assets, backend, allow_uncertified)
+    llm = LLM(assets, backend, allow_uncertified, steps_per_call)
     if not llm.bundle.certified:
         console.print(f"UNCERTIFIED bundle: {llm.bundle.uncertified_reason}", style="bold yellow", markup=False)
     if backend == "numpy":
@@ -58,7 +60,7 @@ def generate(
 
         sampling = SamplingParams(temperature, top_k, top_p, min_p, seed)
         text = sys.stdin.read() if prompt == "-" else prompt
-        llm = open_llm(assets, backend, allow_uncertified)
+        llm = open_llm(assets, backend, allow_uncertified, STEPS_PER_CALL if as_json else 1)
         ids = _prompt_ids(llm, text, prompt_ids, chat)
         show = None if as_json else lambda _, piece: print(piece, end="", flush=True)
         done = llm.generate([ids], sampling, max_tokens, stop or (), ignore_eos, show)[0]

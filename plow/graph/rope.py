@@ -21,13 +21,14 @@ def inv_freq(theta: float, rotary_dim: int, scaling: dict[str, Any] | None = Non
     """
     exponent = (np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)).astype(np.float64)
     inv = (np.float32(1.0) / (np.float64(theta) ** exponent).astype(np.float32)).astype(np.float32)
-    kind = (scaling or {}).get("rope_type", "default")
+    scaling = scaling or {}
+    kind = scaling.get("rope_type", "default")
     if kind == "default":
         return inv
     if kind == "linear":
-        return (inv / np.float32(scaling["factor"])).astype(np.float32)  # type: ignore[index]
+        return np.divide(inv, np.float32(scaling["factor"]), dtype=np.float32)
     if kind == "llama3":
-        return _llama3(inv, scaling)  # type: ignore[arg-type]
+        return _llama3(inv, scaling)
     raise ConfigError(f"rope_type {kind!r} is not supported", "config.json", f"supported: {', '.join(SUPPORTED_SCALING)}")
 
 

@@ -19,6 +19,7 @@ from plow.packet.abi import (
     Epilogue,
     Flag,
     Opcode,
+    OpcodeSpec,
 )
 
 
@@ -115,7 +116,7 @@ def decode(record: np.void) -> Packet:
     )
 
 
-def _check_unused(record: np.void, spec, where: str) -> None:  # noqa: ANN001
+def _check_unused(record: np.void, spec: OpcodeSpec, where: str) -> None:
     """Fields beyond the opcode's names must hold their neutral value, so that every byte means something."""
     unused = (record["operands"][len(spec.operands):] != NO_OPERAND).any() or record["dims"][len(spec.dims):].any()
     if unused or record["imms"][len(spec.imms):].view(np.uint32).any():

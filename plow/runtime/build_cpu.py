@@ -39,7 +39,8 @@ class Simd:
 
 SIMD = {s.name: s for s in (
     Simd("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "bmi2"}),
-         ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mbmi2", "-mprefer-vector-width=512")),
+         ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mbmi2",
+          "-mprefer-vector-width=512")),
     Simd("avx2", frozenset({"avx2", "fma", "bmi2"}), ("-mavx2", "-mfma", "-mbmi2")),
     Simd("portable", frozenset(), ()),
 )}
@@ -69,7 +70,8 @@ def choose_simd(name: str | None = None) -> Simd:
     return SIMD[name]
 
 
-def build(out: Path, simd: str | None = None, prefetch_bytes: int = PREFETCH_BYTES, defines: tuple[str, ...] = ()) -> dict[str, Any]:
+def build(out: Path, simd: str | None = None, prefetch_bytes: int = PREFETCH_BYTES,
+          defines: tuple[str, ...] = ()) -> dict[str, Any]:
     """Compile the interpreter to out/interp.so and return its manifest entry: file, sha256, and how it was made.
 
     simd: avx512, avx2 or portable; default: what this processor runs. defines: extra compiler arguments. Raises
@@ -86,11 +88,13 @@ def build(out: Path, simd: str | None = None, prefetch_bytes: int = PREFETCH_BYT
         except subprocess.CalledProcessError as e:
             failures.append(f"{compiler.name}: {_first_error(e.stderr)}")
             continue
-        return {"file": LIBRARY, "sha256": hashlib.sha256((out / LIBRARY).read_bytes()).hexdigest(), "simd": variant.name,
-                "cpu_features": sorted(variant.features | ({DOT_FEATURE} if dot else set())), "compiler": compiler.version(),
-                "flags": flags, "source_sha256": source_sha256()}
+        digest = hashlib.sha256((out / LIBRARY).read_bytes()).hexdigest()
+        features = sorted(variant.features | ({DOT_FEATURE} if dot else set()))
+        return {"file": LIBRARY, "sha256": digest, "simd": variant.name, "cpu_features": features,
+                "compiler": compiler.version(), "flags": flags, "source_sha256": source_sha256()}
     if failures:
-        raise ToolMissing(f"the interpreter does not compile: {failures[0]}", str(SOURCES), "use gcc >= 10 or clang >= 12, or pip install ziglang")
+        raise ToolMissing(f"the interpreter does not compile: {failures[0]}", str(SOURCES),
+                          "use gcc >= 10 or clang >= 12, or pip install ziglang")
     raise ToolMissing("no C compiler", "PATH", "install gcc or clang, or pip install ziglang")
 
 

@@ -81,7 +81,8 @@ class LLM:
                 i = index[event.request]
                 piece = _take(done[i], event, texts[i], stop_ids)
                 if done[i].finish and not event.finish:  # a stop string
-                    self.engine.abort(event.request, "stop")
+                    end = self.engine.abort(event.request, "stop")
+                    done[i].timing = end.timing if end else done[i].timing
                 if on_text and piece:
                     on_text(i, piece)
         return done
@@ -89,7 +90,8 @@ class LLM:
 
 def _take(c: Completion, event: Event, text: TextStream | None, stop_ids: frozenset[int]) -> str:
     """Book an event; returns the new text."""
-    if c.finish:
+    c.timing = event.timing or c.timing
+    if c.finish:  # by a stop string, in an earlier token of the same call
         return ""
     if event.token is not None:
         c.token_ids.append(event.token)
@@ -101,7 +103,6 @@ def _take(c: Completion, event: Event, text: TextStream | None, stop_ids: frozen
             piece += text.finish()
         c.text += piece
     c.finish = "stop" if text and text.stopped else event.finish
-    c.timing = event.timing or c.timing
     return piece
 
 

@@ -150,7 +150,7 @@ def _gated(lo: Lowering, n: Node) -> Form:
     gate, up = n.inputs[-2:]
     f = lo.projection(n, n.inputs[0], n.outputs[0], WeightRef("gated", (gate, up)), int(lo.graph.types[gate].shape[0]),
                       {"norm_weight": _vector(n, n.inputs[1])} if norm else None, flags=lo.dot | (Flag.NORM if norm else Flag(0)),
-                      imms={"eps": n.attrs["eps"]} if norm else {})
+                      imms={"eps": float(n.attrs["eps"])} if norm else {})
     f.epilogue = Epilogue[f"GATED_{n.attrs['act'].upper()}"]
     return f
 
@@ -205,8 +205,10 @@ def _elementwise(lo: Lowering, n: Node) -> Form:
     epilogue = {"add": "ADD", "mul": "MUL", "scale": "SCALE", "softcap": "SOFTCAP"}.get(n.op) or (
         n.attrs["act"].upper() if n.op == "activation" else f"ACT_MUL_{n.attrs['act'].upper()}")
     a, b, y = n.inputs[0], (n.inputs[1] if len(n.inputs) > 1 else ABSENT), n.outputs[0]
-    operands: dict[str, Ref] = {"a": ValueRef(a), "y": ValueRef(y)} | ({"b": ValueRef(b)} if b != ABSENT else {})
-    factor = n.attrs.get("factor", n.attrs.get("cap", 0.0))
+    operands: dict[str, Ref] = {"a": ValueRef(a), "y": ValueRef(y)}
+    if b != ABSENT:
+        operands["b"] = ValueRef(b)
+    factor = float(n.attrs.get("factor") or n.attrs.get("cap") or 0.0)
     return Form(n, Opcode.ELEMENTWISE, operands, {"width": lo.width(a), **lo.strides(a=a, b=b, y=y)}, {"factor": factor},
                 epilogue=Epilogue[epilogue])
 

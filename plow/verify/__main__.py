@@ -42,7 +42,8 @@ def _run(args: argparse.Namespace) -> int:
         print(checkpoint.source(subjects[args.program]), end="")
         return 0
     if args.command == "certify":
-        certificates = certificate.certify(args.bundle / "model.pkt", args.bundle / "certificates", [args.checkpoint], progress)
+        packets, out = args.bundle / "model.pkt", args.bundle / "certificates"
+        certificates = certificate.certify(packets, out, [args.checkpoint], progress)
         return _say({"schema": "plow.verify/1", "certificates": [asdict(c) for c in certificates]}, True)
     if args.command == "check":
         states = certificate.check_bundle(args.bundle)

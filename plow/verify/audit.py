@@ -36,7 +36,7 @@ KERNEL_NAT = {"add": ("add_zero", "add_succ"), "sub": ("sub_zero", "sub_succ"), 
 """Functions of Nat that the kernel replaces by name, with the theorems of Base.NatSpec that determine ours; () = must
 not be defined. A wrong definition proves False without any axiom."""
 DEFINES_NAT, SPEC = "Base.Numbers", "Base.NatSpec"
-LISTED = tuple(c.theorem for c in CHECKPOINTS.values() if c.build)
+LISTED = tuple(t for c in CHECKPOINTS.values() if c.build for t in (c.theorem, *c.also))
 """Theorems that certificates rest on."""
 
 
@@ -85,24 +85,26 @@ def strip(text: str) -> str:
     return "".join(out)
 
 
+SPACE = re.compile(r"^\s*(namespace|section|end)\b[ \t]*(\S*)")
+KEYWORDS = "def|abbrev|theorem|axiom|opaque|inductive|structure|class|instance"
+DECLARATION = re.compile(rf"(?<![\w.])({KEYWORDS})\s+([^\s:({{\[]+)")
+
+
 def declarations(code: str) -> Iterator[tuple[str, str, int]]:
     """(keyword, full name, line) of the declarations of stripped source, namespaces applied."""
     spaces: list[str] = []
-    pattern = re.compile(
-        r"^\s*(?:@\[[^\]]*\]\s*)*(?:(?:protected|private|noncomputable|unsafe|partial|scoped|local|class(?=\s+inductive))\s+)*"
-        r"(namespace|section|end|def|abbrev|theorem|axiom|opaque|inductive|structure|class|instance)\b[ \t]*([^\s:({\[]*)")
     for number, line in enumerate(code.splitlines(), 1):
-        m = pattern.match(line)
-        if not m:
-            continue
-        keyword, name = m.groups()
-        if keyword in ("namespace", "section"):
-            spaces.append(name if keyword == "namespace" else "")
-        elif keyword == "end":
-            if spaces:
+        if m := SPACE.match(line):
+            keyword, name = m.groups()
+            if keyword != "end":
+                spaces.append(name if keyword == "namespace" else "")
+            elif spaces:
                 spaces.pop()
-        elif name:
-            full = name.removeprefix("_root_.") if name.startswith("_root_.") else ".".join([*filter(None, spaces), name])
+            continue
+        for m in DECLARATION.finditer(line):
+            keyword, name = m.groups()
+            rooted = name.startswith("_root_.")
+            full = name.removeprefix("_root_.") if rooted else ".".join([*filter(None, spaces), name])
             yield keyword, full.split(".{")[0].replace("«", "").replace("»", ""), number
 
 
@@ -115,8 +117,10 @@ def _words(module: str, code: str) -> list[Finding]:
     found = []
     for number, line in enumerate(code.splitlines(), 1):
         where = f"{module}:{number}"
-        found += [Finding("forbidden word", where, w) for w in banned if re.search(rf"(?<![\w.']){re.escape(w)}(?![\w'])", line)]
-        found += [Finding("forbidden option", where, o) for o in re.findall(r"set_option (\S+)", line) if o not in OPTIONS]
+        words = set(re.findall(r"(?<![\w.'])#?\w+(?![\w'])", line))
+        found += [Finding("forbidden word", where, w) for w in banned if w in words]
+        options = re.findall(r"set_option (\S+)", line)
+        found += [Finding("forbidden option", where, o) for o in options if o not in OPTIONS]
     return found
 
 
@@ -139,14 +143,15 @@ def _nat_spec(declared: dict[str, set[str]]) -> list[Finding]:
         if f"Nat.{short}" in declared.get(DEFINES_NAT, set()):
             absent = [t for t in theorems if f"Nat.Spec.{t}" not in declared.get(SPEC, set())]
             if absent or not theorems:
-                found.append(Finding("kernel function without equations", DEFINES_NAT, f"Nat.{short} {' '.join(absent)}".strip()))
+                text = f"Nat.{short} lacks {', '.join(absent) or 'equations'}"
+                found.append(Finding("kernel function without equations", DEFINES_NAT, text))
     return found
 
 
 def inspect(library: Library, listed: Sequence[str] = LISTED) -> list[Finding]:
     """Findings in the compiled library."""
-    sources = set(modules(library.root))
-    found = [Finding("module not built", name, "no .olean") for name in sorted(sources) if not library.olean(name).is_file()]
+    absent = [name for name in modules(library.root) if not library.olean(name).is_file()]
+    found = [Finding("module not built", name, "no .olean") for name in absent]
     if found:
         return found
     names = "".join(f"import {m}\n" for m in library.names)

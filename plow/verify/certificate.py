@@ -71,12 +71,13 @@ def judge(library: Library, checkpoint: Checkpoint, subject: Subject, timeout: f
     sha256 = hashlib.sha256(source.encode()).hexdigest()
     run = library.run(source, timeout)
     axioms = printed_axioms([m.text for m in run.messages], f"{checkpoint.namespace}.certified")
+    seconds = round(run.seconds, 3)
     if run.clean and axioms is not None and ALLOWED_AXIOMS.issuperset(axioms):
-        return Verdict(subject.title, sha256, subject.counts, "certified", round(run.seconds, 3), tuple(axioms))
+        return Verdict(subject.title, sha256, subject.counts, "certified", seconds, tuple(axioms))
     reason = _reason(library, checkpoint, subject, timeout)
     if not reason:
         reason = f"axioms {axioms}" if run.clean else run.summary()
-    return Verdict(subject.title, sha256, subject.counts, "rejected", round(run.seconds, 3), tuple(axioms or ()), reason)
+    return Verdict(subject.title, sha256, subject.counts, "rejected", seconds, tuple(axioms or ()), reason)
 
 
 def printed_axioms(texts: list[str], theorem: str) -> list[str] | None:
@@ -92,7 +93,7 @@ def printed_axioms(texts: list[str], theorem: str) -> list[str] | None:
 
 def _reason(library: Library, checkpoint: Checkpoint, subject: Subject, timeout: float) -> str:
     """The first fault that Lean confirms; "" if there is none."""
-    for fault in subject.faults()[:1]:
+    for fault in checkpoint.diagnose(subject)[:1]:
         if library.run(checkpoint.refutation(subject, fault), timeout).clean:
             return fault.message
     return ""
@@ -108,7 +109,8 @@ def judge_all(library: Library, checkpoint: Checkpoint, subjects: Sequence[Subje
         nonlocal done
         verdict = judge(library, checkpoint, s)
         done += 1
-        progress(f"lean: checkpoint {checkpoint.letter} {s.title}: {verdict.verdict} in {verdict.seconds} s ({done}/{len(sources)})")
+        progress(f"lean: checkpoint {checkpoint.letter} {s.title}: {verdict.verdict} in {verdict.seconds} s "
+                 f"({done} of {len(sources)} distinct payloads)")
         return verdict
 
     with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
@@ -140,9 +142,10 @@ def certify(packet_file: Path | str, out_dir: Path | str, checkpoints: Sequence[
                 raise VerifyError(f"Lean rejects checkpoint {letter}: {v.reason}", f"{packet_file} {v.title}",
                                   "the program must not run: report it with the bundle")
         axioms = tuple(sorted({a for v in verdicts for a in v.axioms}))
-        certificate = Certificate(letter, checkpoint.title, checkpoint.claim, "certified", "", checkpoint.theorem, axioms, sha256,
-                                  f"{library.lean.source}: {library.lean.build}", library.sha256,
-                                  round(time.perf_counter() - start, 2), tuple(asdict(v) for v in verdicts))
+        certificate = Certificate(
+            letter, checkpoint.title, checkpoint.claim, "certified", theorem=checkpoint.theorem, axioms=axioms,
+            packet_sha256=sha256, lean=f"{library.lean.source}: {library.lean.build}", library_sha256=library.sha256,
+            seconds=round(time.perf_counter() - start, 2), programs=tuple(asdict(v) for v in verdicts))
         (out_dir / f"{letter}.json").write_text(certificate.to_json(), encoding="utf-8")
         found.append(certificate)
     return found
@@ -169,7 +172,7 @@ def check_bundle(bundle_dir: Path | str) -> list[Certificate]:
     states = []
     for c in CHECKPOINTS.values():
         if c.build is None:
-            states.append(Certificate(c.letter, c.title, c.claim, "not_run", "no payload is built for this checkpoint yet"))
+            states.append(Certificate(c.letter, c.title, c.claim, "not_run", "no payload is built for it yet"))
             continue
         saved = _read(bundle_dir / "certificates" / f"{c.letter}.json")
         verdict, reason = _compare(c, saved, file, sha256)

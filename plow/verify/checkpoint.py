@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from plow.packet.container import PacketFile
 
@@ -31,26 +31,26 @@ class Subject(Protocol):
         """Lean definitions, ending with `payload`."""
         ...
 
-    def faults(self) -> list[Fault]:
-        """A diagnosis for people, worst first; never a verdict."""
-        ...
-
 
 @dataclass(frozen=True)
 class Checkpoint:
     """build None: not certified yet, reported as not run.
 
-    theorem: proved once in the library; check, statement: the Lean terms that a certificate proves of `payload`.
+    theorem: proved once in the library; also: further theorems that docs/verification.md relies on;
+    check, statement: the Lean terms that a certificate proves of `payload`;
+    diagnose: why a payload is rejected, for people, first fault first; never a verdict.
     """
 
     letter: str
     title: str
     claim: str
     theorem: str = ""
+    also: tuple[str, ...] = ()
     module: str = ""
     check: str = ""
     statement: str = ""
     build: Callable[[PacketFile], Sequence[Subject]] | None = None
+    diagnose: Callable[[Any], Sequence[Fault]] = lambda subject: ()
 
     @property
     def namespace(self) -> str:

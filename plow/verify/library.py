@@ -28,7 +28,8 @@ def source_root() -> Path:
     for root in (package.parent / "lean", package / "lean"):
         if (root / "lean-toolchain").is_file():
             return root
-    raise ToolMissing("the Lean sources are not installed", str(package.parent / "lean"), "install plow from a complete wheel or a checkout")
+    raise ToolMissing("the Lean sources are not installed", str(package.parent / "lean"),
+                      "install plow from a checkout or a complete wheel")
 
 
 def modules(root: Path) -> list[str]:
@@ -42,7 +43,8 @@ def modules(root: Path) -> list[str]:
         if name in order:
             return
         if name not in files or name in visiting:
-            raise VerifyError(f"module {name} is {'missing' if name not in files else 'part of an import cycle'}", importer)
+            fact = "missing" if name not in files else "part of an import cycle"
+            raise VerifyError(f"module {name} is {fact}", importer, "mend the import")
         visiting.append(name)
         for other in imports[name]:
             visit(other, name)
@@ -108,7 +110,8 @@ def _build(library: Library, progress: Callable[[str], None]) -> None:
         library.path.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix="build-", dir=library.path.parent))
     except OSError as e:
-        raise VerifyError(f"cannot write the Lean cache: {e.strerror}", str(library.path.parent), "set XDG_CACHE_HOME") from None
+        where = str(library.path.parent)
+        raise VerifyError(f"cannot write the Lean cache: {e.strerror}", where, "set XDG_CACHE_HOME") from None
     try:
         for name in library.names:
             progress(f"lean: {name}")
@@ -117,7 +120,8 @@ def _build(library: Library, progress: Callable[[str], None]) -> None:
             source = name.replace(".", "/") + ".lean"
             run = library.lean.run(["-o", str(target), source], library.root, staging, BUILD_TIMEOUT)
             if not run.clean:
-                raise VerifyError(f"the Lean library does not build: {run.summary()}", f"lean/{source}", "mend the proof")
+                what = f"the Lean library does not build: {run.summary()}"
+                raise VerifyError(what, f"lean/{source}", "mend the proof")
         if library.path.exists():  # damaged or just built by another process
             shutil.rmtree(library.path, ignore_errors=True)
         staging.rename(library.path)

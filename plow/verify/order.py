@@ -35,7 +35,8 @@ class Order:
         self.clock = np.full((len(packets), width), -1, np.int64)
         self.through = np.full((len(packets), width), -1, np.int64)
         """through[v][w]: the packet directly before v (in its list, or a producer) that knows clock[v][w]."""
-        self.full: list[list[int]] = [[c for c, t in p.waits if self._is_full(i, c, t, totals)] for i, p in enumerate(packets)]
+        self.full = [[c for c, t in p.waits if self._is_full(i, c, t, totals)] for i, p in enumerate(packets)]
+        """full[v]: counters all signals of which v waits for."""
         self._counter_clock: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         last: dict[int, int] = {}
         for v, p in enumerate(packets):
@@ -91,5 +92,5 @@ class Order:
     def _shortened(self, path: list[int]) -> list[int]:
         """Without the packets in the middle of a run on one worker: its list orders the ends of the run."""
         worker = [self.packets[i].worker for i in path]
-        keep = [k for k in range(len(path)) if k in (0, len(path) - 1) or not worker[k - 1] == worker[k] == worker[k + 1]]
-        return [path[k] for k in keep]
+        ends = (0, len(path) - 1)
+        return [i for k, i in enumerate(path) if k in ends or not worker[k - 1] == worker[k] == worker[k + 1]]

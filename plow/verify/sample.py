@@ -23,8 +23,8 @@ def sample_program(layers: int = 3, workers: int = 2) -> PacketFile:
         groups.append(Group(_linear(X, H, HIDDEN, INNER, workers, gated=True, node=up), list(range(up))))
         groups.append(Group(_linear(H, X, INNER, HIDDEN, workers, residual=X, node=down), list(range(down))))
         nodes += [f"layer.{i}.up", f"layer.{i}.down"]
-    select = Packet(Opcode.SELECT, {"x": X, "y": PICKED}, {**_rows(), "width": HIDDEN, "x_stride": HIDDEN, "y_stride": HIDDEN,
-                                                           "x_rows": ROWS}, domain=Domain.SAMPLES, node=len(groups))
+    dims = {**_rows(), "width": HIDDEN, "x_stride": HIDDEN, "y_stride": HIDDEN, "x_rows": ROWS}
+    select = Packet(Opcode.SELECT, {"x": X, "y": PICKED}, dims, domain=Domain.SAMPLES, node=len(groups))
     groups.append(Group([select], list(range(len(groups)))))
     groups.append(Group(_linear(PICKED, LOGITS, HIDDEN, VOCAB, workers, domain=Domain.SAMPLES, node=len(groups)),
                         list(range(len(groups)))))
@@ -41,8 +41,8 @@ def _file(groups: list[Group], nodes: list[str], workers: int) -> PacketFile:
     record = ProgramRecord(ROWS, ROWS, result.counter_totals, lists, LOGITS, VOCAB)
     header = {"target": "cpu", "workers": workers, "nodes": nodes,
               "arena": {"bytes": END, "segments": {"weights": [0, X], "activations": [X, END - X], "kv": [END, 0]}},
-              "limits": {"max_ctx": 128, "max_slots": ROWS, "max_rows": ROWS, "max_samples": ROWS,
-                         "num_kv_blocks": KV_BLOCKS, "kv_block": 16, "blocks_per_seq": 8, "vocab_size": VOCAB, "num_layers": 3}}
+              "limits": {"max_ctx": 128, "max_slots": ROWS, "max_rows": ROWS, "max_samples": ROWS, "kv_block": 16,
+                         "num_kv_blocks": KV_BLOCKS, "blocks_per_seq": 8, "vocab_size": VOCAB, "num_layers": 3}}
     return PacketFile(header, [record])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from typing import Any
 
 import llama_cpp as lib
 import numpy as np
@@ -20,7 +21,7 @@ THREADS = int(sys.argv[2])
 VOCAB = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(MODEL))
 
 
-def context(sequences: int):
+def context(sequences: int) -> Any:
     p = lib.llama_context_default_params()
     p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = 1024 * sequences, 512, 512, sequences
     p.n_threads = p.n_threads_batch = THREADS
@@ -30,7 +31,7 @@ def context(sequences: int):
 CONTEXTS = {1: context(1), 8: context(8)}
 
 
-def decode(ctx, tokens: list[int], positions: list[int], sequences: list[int], wanted: list[bool]) -> list[int]:
+def decode(ctx: Any, tokens: list[int], positions: list[int], sequences: list[int], wanted: list[bool]) -> list[int]:
     """One llama_decode; greedy tokens of the wanted rows."""
     batch = lib.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)
@@ -45,7 +46,7 @@ def decode(ctx, tokens: list[int], positions: list[int], sequences: list[int], w
     return out
 
 
-def prompt(ctx, sequence: int, ids: list[int]) -> int:
+def prompt(ctx: Any, sequence: int, ids: list[int]) -> int:
     token = -1
     for at in range(0, len(ids), 512):
         part = ids[at:at + 512]

@@ -83,10 +83,10 @@ def report(ctx: StageContext, config: Config, spoil: Callable[[Subject], None] =
     return judge(subject, lambda: answers)
 
 
-def wrong_attribute(attribute: str) -> Callable[[Subject], None]:
-    """The first operator that has the attribute gets another value."""
+def wrong_attribute(attribute: str, node: str = "") -> Callable[[Subject], None]:
+    """The first operator that has the attribute, or the first whose name ends with `node`, gets another value."""
     def spoil(s: Subject) -> None:
-        s.graph = next(p.graph for p in perturbations(s.graph) if p.attribute == attribute)
+        s.graph = next(p.graph for p in perturbations(s.graph) if p.attribute == attribute and p.node.endswith(node))
     return spoil
 
 
@@ -129,7 +129,7 @@ def _planted(name: str, config: Config, expect: str, spoil: Callable[[Subject], 
 PLANTED = (
     _planted("rms_norm eps ten times too large", tiny.LLAMA, "attributes_differing", wrong_attribute("eps")),
     _planted("RoPE theta doubled", tiny.LLAMA, "operator_error_pointwise", wrong_attribute("theta")),
-    _planted("attention scale off by a quarter", tiny.LLAMA, "operator_error_dot", wrong_attribute("scale")),
+    _planted("attention scale off by a quarter", tiny.LLAMA, "operator_error_dot", wrong_attribute("scale", "attention")),
     _planted("sliding window one position short", tiny.GEMMA3, "operator_error_dot", wrong_attribute("window")),
     _planted("the other activation", tiny.GEMMA3, "operator_error_pointwise", wrong_attribute("act")),
     _planted("norm weights not zero-centred", tiny.GEMMA3, "logits_rel_error", wrong_attribute("zero_centered")),

@@ -47,7 +47,7 @@ def work(ctx: StageContext, progress: Progress) -> None:
 
 def trial(ctx: StageContext, option: str, base: Any, candidate: Any, best: dict[str, Any]) -> AB:
     """Batch-1 decode of two bundles that differ in one option, each in its own process."""
-    found = []
+    found: list[Arm] = []
     for name, value in (("control", base), ("treatment", candidate)):
         bundle = ctx.workdir / f"{option}-{name}"
         build(ctx, bundle, {**best, option: value})
@@ -55,7 +55,8 @@ def trial(ctx: StageContext, option: str, base: Any, candidate: Any, best: dict[
     prompts = np.random.default_rng(0).integers(100, 1000, (1, 16)).tolist()
     request = {"what": "decode", "prompts": prompts, "steps": STEPS}
     try:
-        return compare(*(lambda a=arm: a.timed(request)[0] for arm in found), rounds=4)
+        control, treatment = found
+        return compare(lambda: control.timed(request)[0], lambda: treatment.timed(request)[0], rounds=4)
     finally:
         for arm in found:
             arm.close()

@@ -32,7 +32,9 @@ def generate(bundle: Path, *args: str) -> tuple[int, str, str]:
 
 
 def test_generate_prints_one_json_object(bundle: Path) -> None:
-    code, out, err = generate(bundle, "--allow-uncertified", "--prompt", "hello", "--max-tokens", "6", "--ignore-eos", "--json")
+    code, out, err = generate(
+        bundle, "--allow-uncertified", "--prompt", "hello", "--max-tokens", "6", "--ignore-eos", "--json"
+    )
     report = json.loads(out)
     assert code == 0 and report["schema"] == "plowrt.generate/1"
     assert len(report["token_ids"]) == 6 and report["finish_reason"] == "length"
@@ -108,7 +110,17 @@ def test_a_bug_is_called_one_and_exit_codes_follow_the_error() -> None:
 
 
 def test_serve_answers_the_openai_client_and_stops_on_a_signal(bundle: Path) -> None:
-    command = [sys.executable, "-m", "plow.cli.plowrt", "serve", "--assets", str(bundle), "--port", "0", "--allow-uncertified"]
+    command = [
+        sys.executable,
+        "-m",
+        "plow.cli.plowrt",
+        "serve",
+        "--assets",
+        str(bundle),
+        "--port",
+        "0",
+        "--allow-uncertified",
+    ]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
     try:
         lines = iter(server.stderr.readline, "")
@@ -117,7 +129,9 @@ def test_serve_answers_the_openai_client_and_stops_on_a_signal(bundle: Path) -> 
             messages = [{"role": "user", "content": "what is one"}]
             r = client.chat.completions.create(model="llama", messages=messages, max_tokens=8, temperature=0)
             assert r.usage.completion_tokens <= 8 and r.choices[0].finish_reason in ("stop", "length")
-            stream = client.chat.completions.create(model="llama", messages=messages, max_tokens=8, temperature=0, stream=True)
+            stream = client.chat.completions.create(
+                model="llama", messages=messages, max_tokens=8, temperature=0, stream=True
+            )
             assert "".join(c.choices[0].delta.content or "" for c in stream) == r.choices[0].message.content
         server.send_signal(signal.SIGTERM)
         assert server.wait(10) in (0, -signal.SIGTERM)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,7 +14,9 @@ from harness.cheats.sandbox import Sandbox
 
 @lru_cache
 def original(green: bool, stages: int) -> Sandbox:
-    root = Path(mkdtemp(prefix="plow-box-")) / "repo"
+    folder = Path(mkdtemp(prefix="plow-box-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    root = folder / "repo"
     return sandbox.make(root, stages) if green else sandbox.empty(root, stages)
 
 

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from plow import hw
 from plow.errors import GraphError
 from plow.graph import Graph, TensorType, verify
-from plow.rewrite import check_numerics, rewrite
+from plow.rewrite import check_numerics, fuse, rewrite
 from plow.rewrite.numerics import EXACT, random_steps, random_weights
 from plow.rewrite.samples import POST_NORM, PRE_NORM, Shape, decoder
-from plow.rewrite.selftest import CONTROLS, PLANTED, self_test
+from plow.rewrite.selftest import PLANTED, planted, self_test
 
 CPU = hw.load("cpu")
 BIND = {"T": 1, "S": 1, "C": 64}
 
 
 def test_self_test_catches_all_planted_rules_and_passes_all_controls() -> None:
-    result = self_test(CPU)
+    result = self_test()
     assert [c for c in result["cases"] if not c["ok"]] == []
-    assert (result["planted"], result["controls"]) == (len(PLANTED), len(CONTROLS))
-    assert result["caught"] == result["planted"] and result["controls_green"] == result["controls"]
+    assert result["planted"] == result["caught"] == result["controls"] == result["controls_green"] == len(PLANTED)
+
+
+def test_a_planted_rule_that_does_not_reach_the_graph_is_not_called_caught() -> None:
+    case = replace(planted()[0], shape=Shape(bias=True), variant=fuse("(softcap x)", "(softcap x cap=1.0)"))
+    assert not case.caught() and not replace(case, right=("norm_add",)).control()
+
+
+def test_a_planted_rule_that_is_refused_for_another_reason_is_not_called_caught() -> None:
+    equated = next(p for p in planted() if p.refused)
+    assert equated.caught()
+    assert not replace(equated, refused="").caught() and not replace(equated, refused="something else").caught()
+    assert not replace(planted()[0], refused="unused").caught()
 
 
 @pytest.mark.parametrize(("op", "attrs"), [

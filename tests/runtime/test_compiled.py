@@ -79,7 +79,7 @@ def texts(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     return [found[i] for i in ids]
 
 
-def test_greedy_text_is_the_same_alone_in_a_batch_in_chunks_and_in_several_steps(bundle: Bundle, cpu: CpuBackend) -> None:
+def test_greedy_text_is_the_same_alone_batched_chunked_and_in_several_steps(bundle: Bundle, cpu: CpuBackend) -> None:
     alone = [texts(Engine(cpu), [p])[0] for p in PROMPTS]
     assert texts(Engine(cpu), PROMPTS) == alone
     assert texts(Engine(cpu, chunk_rows=3), PROMPTS[::-1]) == alone[::-1]
@@ -94,7 +94,9 @@ def test_llm_generates_text_with_stop_strings_and_token_ids(bundle: Bundle) -> N
     assert done[0].text == llm.tokenizer.decode(done[0].token_ids)
     pieces: list[str] = []
     stop = done[0].text[4:6]
-    cut = llm.generate(["hello world"], max_tokens=16, ignore_eos=True, stop=[stop], on_text=lambda _, s: pieces.append(s))[0]
+    cut = llm.generate(
+        ["hello world"], max_tokens=16, ignore_eos=True, stop=[stop], on_text=lambda _, s: pieces.append(s)
+    )[0]
     assert cut.finish == "stop" and cut.text == done[0].text.partition(stop)[0] == "".join(pieces)
     assert cut.timing is not None and llm.engine.blocks.used_blocks == 0
     manifest = json.loads((bundle.path / "manifest.json").read_text())
