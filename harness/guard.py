@@ -78,7 +78,11 @@ def rules_at(repo: Path, commit: str) -> Rules:
     raw = git.show(repo, commit, RULES_FILE)
     if raw is None:
         raise GitError(f"commit {commit[:12]} has no {RULES_FILE}", str(repo), "commit the harness first")
-    data = tomllib.loads(raw.decode())
+    return parse_rules(raw.decode())
+
+
+def parse_rules(text: str) -> Rules:
+    data = tomllib.loads(text)
     allow = data["allow"]
     values = [
         data["protected"],

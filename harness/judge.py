@@ -15,6 +15,7 @@ import platform
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -117,18 +118,28 @@ def run_planted(stage: Stage, ctx: StageContext) -> dict[str, Any]:
 
 
 def run_hook(module: str) -> dict[str, Any]:
-    """Planted subjects of a room without stages: `planted()` of its selftest module."""
+    """Planted subjects of a room without stages: `planted()` of its selftest module.
+
+    An item is one case, `run()` -> (ok, verdict, reason) with its kind in `control`, or a pair `caught()`, `control()`.
+    """
     results = []
     for item in import_module(module).planted():
-        sides, seen = {}, []
-        for side, check in (("caught", item.caught), ("control", item.control)):
-            try:
-                sides[side] = check() is True
-            except PlowError as e:
-                sides[side] = False
-                seen.append(f"{side}: {e.line()}")
-        results.append({"name": item.name, **sides, "detail": "; ".join(seen)})
+        if hasattr(item, "run"):
+            results.append(hook_case(item.name, item.control, item.run))
+        else:
+            results.append(hook_case(item.name, False, item.caught))
+            results.append(hook_case(item.name, True, item.control))
     return {"hook": results}
+
+
+def hook_case(name: str, control: bool, run: Callable[[], Any]) -> dict[str, Any]:
+    progress(name)
+    try:
+        found = run()
+    except PlowError as e:
+        found = (False, "error", e.line())
+    ok, *words = found if isinstance(found, tuple) else (found,)
+    return {"name": name, "control": control, "ok": ok is True, "detail": " ".join(map(str, words)).strip()}
 
 
 def error_fields(error: PlowError) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from stages.base import Stage, StageContext, Thresholds
 
 GROUPS = ("gates", "guard", "lean", "rewrites")
 HOOKS = {"lean": "plow.verify.selftest", "rewrites": "plow.rewrite.selftest"}
-"""Modules of other rooms with `planted() -> list`; each item has `name`, `caught() -> bool` and `control() -> bool`."""
+"""Modules of other rooms with `planted()`; harness.judge.run_hook says what it returns."""
 
 HOOK_LIMIT_S = 600.0
 Report = Callable[[str], None]
@@ -32,15 +32,19 @@ class Tally:
     controls_green: int = 0
     failures: list[str] = field(default_factory=list)
 
-    def count(self, name: str, caught: bool, control: bool, detail: str = "") -> None:
-        self.planted += 1
-        self.caught += caught
-        self.controls += 1
-        self.controls_green += control
-        if not caught:
-            self.failures.append(f"{name}: not caught{': ' + detail if detail else ''}")
-        if not control:
-            self.failures.append(f"{name}: its control is not green{': ' + detail if detail else ''}")
+    def case(self, name: str, control: bool, ok: bool, detail: str = "") -> None:
+        """One subject; ok: a planted one was caught, a control is green."""
+        if control:
+            self.controls, self.controls_green = self.controls + 1, self.controls_green + ok
+        else:
+            self.planted, self.caught = self.planted + 1, self.caught + ok
+        if not ok:
+            what = "its control is not green" if control else "not caught"
+            self.failures.append(f"{name}: {what}{': ' + detail if detail else ''}")
+
+    def pair(self, name: str, caught: bool, control: bool, detail: str = "") -> None:
+        self.case(name, False, caught, detail)
+        self.case(name, True, control, detail)
 
     def add(self, other: Tally) -> None:
         for key in ("planted", "caught", "controls", "controls_green"):
@@ -96,7 +100,7 @@ def guard(say: Report) -> Tally:
                 controls[cheat.control] = cheat.control(start.copy(Path(folder) / f"{number}-control"))
             control = controls[cheat.control]
             caught = any(cheat.expect in line for line in found)
-            tally.count(cheat.name, caught, not control, f"found {found or control}" if not caught or control else "")
+            tally.pair(cheat.name, caught, not control, f"found {found or control}" if not caught or control else "")
             say(f"  {'ok ' if caught and not control else 'BAD'} {cheat.name}")
     return tally
 
@@ -115,7 +119,7 @@ def gates(repo: Path, stages: Sequence[Stage], say: Report) -> Tally:
         for sides in result["planted"]:
             caught, why = is_caught(stage, pinned, sides["bad"], sides["expect"])
             control = is_green(stage, pinned, sides["control"])
-            tally.count(f"{stage.name}: {sides['name']}", caught, not control, "; ".join([*why, *control][:3]))
+            tally.pair(f"{stage.name}: {sides['name']}", caught, not control, "; ".join([*why, *control][:3]))
             say(f"  {'ok ' if caught and not control else 'BAD'} {stage.name}: {sides['name']}")
     return tally
 
@@ -151,8 +155,8 @@ def hook(repo: Path, group: str, say: Report) -> Tally:
         tally.failures.append(f"{group}: {result['failure']}")
         return tally
     for item in result["hook"]:
-        tally.count(f"{group}: {item['name']}", item["caught"], item["control"], item["detail"])
-        say(f"  {'ok ' if item['caught'] and item['control'] else 'BAD'} {group}: {item['name']}")
+        tally.case(f"{group}: {item['name']}", item["control"], item["ok"], item["detail"])
+        say(f"  {'ok ' if item['ok'] else 'BAD'} {group}: {item['name']}{' (control)' if item['control'] else ''}")
     return tally
 
 

@@ -53,7 +53,8 @@ class Service:
         b = self.bundle
         return {"status": "ok" if self.engine.alive else "failed", "model": self.model, "target": b.target,
                 "certified": b.certified, "uncertified_reason": b.uncertified_reason or None, "digests": b.digests,
-                "max_ctx": b.limits.max_ctx, "load": self.engine.engine.snapshot(),
+                "max_ctx": b.limits.max_ctx,
+                "load": self.engine.engine.snapshot(),
                 "memory": {"arena_bytes": self.engine.engine.backend.arena.nbytes, "resident_bytes": resident_bytes()},
                 "last_error": self.engine.last_error}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from plow.runtime.cpu_probe import measure_machine
+from plow.tune.machine import measure_machine
 from plow.tune import database
 from plow.tune.ab import AB, compare
 from stages.arms.plow_arm import command

@@ -8,7 +8,7 @@ from typing import Any
 from plow.hw import Machine
 from plow.runtime.bundle import load
 from plow.runtime.cpu import CpuBackend
-from plow.runtime.cpu_probe import measure_machine
+from plow.tune.machine import measure_machine
 from plow.tune import database
 from stages.base import GateReport, StageContext, Thresholds
 from stages.bundles import compile_fresh, tune_database

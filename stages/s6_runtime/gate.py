@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plow.cli.ask import http_json, serving
+from plow.serve.process import http_json, serving
 from plow.packet import container
 from stages.base import GateReport, StageContext, Thresholds
 from stages.bundles import compile_fresh

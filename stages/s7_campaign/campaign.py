@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from plow.cli.common import console
-from plow.runtime.cpu_probe import machine_mode
+from plow.tune.machine import machine_mode
 from stages.arms.plow_arm import command
 from stages.arms.protocol import Arm
 

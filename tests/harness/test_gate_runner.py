@@ -35,7 +35,8 @@ def test_a_good_candidate_is_green_and_leaves_no_worktree(tmp_path: Path) -> Non
     assert found.verdict.exit_code == GREEN and found.verdict.environment["python"]
     assert found.evidence["source_digest"] == box.subject().digest(box.stages[0])
     assert git.git(box.root, "worktree", "list").count(b"\n") == 1
-    assert found.evidence == judged(box).evidence | {"commit": found.evidence["commit"]}, "the same measurement, the same evidence"
+    again = judged(box).evidence | {"commit": found.evidence["commit"]}
+    assert again == found.evidence, "the same measurement is the same evidence"
 
 
 def test_uncommitted_code_is_not_what_is_judged(tmp_path: Path) -> None:
@@ -57,14 +58,21 @@ def test_a_dirty_tree_can_be_judged_as_a_snapshot_that_moves_no_branch(tmp_path:
     assert git.resolve(box.root, "HEAD") == head and git.git(box.root, "ls-files", "-s") == index
 
 
-@pytest.mark.parametrize(("code", "exit_code", "words"), [
-    ("1 / 0", RED, "ZeroDivisionError"),
-    ("import os; os.abort()", RED, "SIGABRT"),
-    ("from plow.errors import ToolMissing; raise ToolMissing('no lean', 'PATH', 'install it')", NO_VERDICT, "ToolMissing: no lean"),
-    ("from plow.errors import VerifyError; raise VerifyError('rejected')", RED, "VerifyError: rejected"),
-    ("from stages.base import Contended; raise Contended('noisy')", CONTENDED, "Contended: noisy"),
-    ("return None", NO_VERDICT, "returns a GateReport"),
-])
+@pytest.mark.parametrize(
+    ("code", "exit_code", "words"),
+    [
+        ("1 / 0", RED, "ZeroDivisionError"),
+        ("import os; os.abort()", RED, "SIGABRT"),
+        (
+            "from plow.errors import ToolMissing; raise ToolMissing('no lean', 'PATH', 'install it')",
+            NO_VERDICT,
+            "ToolMissing: no lean",
+        ),
+        ("from plow.errors import VerifyError; raise VerifyError('rejected')", RED, "VerifyError: rejected"),
+        ("from stages.base import Contended; raise Contended('noisy')", CONTENDED, "Contended: noisy"),
+        ("return None", NO_VERDICT, "returns a GateReport"),
+    ],
+)
 def test_how_a_gate_ends_is_its_verdict(tmp_path: Path, code: str, exit_code: int, words: str) -> None:
     box = green_box(tmp_path)
     box.write(GATE, f"def on(*a): ...\ndef gate(ctx):\n    {code}\n")
@@ -82,7 +90,15 @@ def test_a_worktree_left_by_a_killed_run_is_replaced(tmp_path: Path) -> None:
 
 
 def test_the_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("PLOW_X", "PYTHONPATH", "PYTHONINSPECT", "LD_PRELOAD", "GIT_DIR", "OMP_NUM_THREADS", "AWS_SECRET_ACCESS_KEY"):
+    for name in (
+        "PLOW_X",
+        "PYTHONPATH",
+        "PYTHONINSPECT",
+        "LD_PRELOAD",
+        "GIT_DIR",
+        "OMP_NUM_THREADS",
+        "AWS_SECRET_ACCESS_KEY",
+    ):
         monkeypatch.setenv(name, "1")
     env = scrubbed(tmp_path)
     assert set(env) <= {*KEPT, "PYTHONPATH", "PYTHONNOUSERSITE"} and env["PYTHONPATH"] == str(tmp_path)
@@ -91,8 +107,8 @@ def test_the_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_the_time_limit_ends_the_gate_and_what_it_started(tmp_path: Path) -> None:
     box = green_box(tmp_path)
     mark = tmp_path / "pid"
-    box.candidate("1.0", f"import subprocess, time\np = subprocess.Popen(['sleep', '60'])\nopen({str(mark)!r}, 'w').write(str(p.pid))\n"
-                         "time.sleep(60)\n")
+    start = "import subprocess, time\np = subprocess.Popen(['sleep', '60'])\n"
+    box.candidate("1.0", f"{start}open({str(mark)!r}, 'w').write(str(p.pid))\ntime.sleep(60)\n")
     verdict = judged(box, gate_limit_s=1.5).verdict
     assert verdict.exit_code == RED and "time limit of 1.5 s" in verdict.reasons[0]
     assert ended(int(mark.read_text()))
@@ -137,5 +153,5 @@ def test_the_registry_knows_what_the_stages_say_and_runs_none_of_them(tmp_path: 
     box = green_box(tmp_path)
     loaded = load(box.root)
     assert loaded == box.stages
-    with pytest.raises(BringUpError, match="harness.judge only"):
+    with pytest.raises(BringUpError, match=r"harness\.judge only"):
         loaded[0].gate(StageContext("demo", "cpu", tmp_path, tmp_path, tmp_path, box.root))

@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,6 @@ def test_a_torn_last_line_is_cut_and_the_repair_is_recorded(path: Path, keep: in
     with Ledger(path) as book:
         assert book.lines[-1].kind == "repair" and book.lines[-1].data["cut_bytes"] == len(torn)
     assert path.read_bytes().startswith(whole) and len(ledger.read(path)) == 5
-
 
 
 DAMAGE = {
@@ -118,8 +116,12 @@ def test_a_second_writer_is_turned_away_and_told_who_holds_it(path: Path) -> Non
 
 def test_the_digest_is_of_the_canonical_form() -> None:
     line = make_line(0, GENESIS, "note", "t", {"b": 1, "a": "ä"})
-    assert line.encode() == (f'{{"data":{{"a":"ä","b":1}},"hash":"{line.hash}","kind":"note",'
-                             f'"prev":"{GENESIS}","seq":0,"time":"t"}}\n').encode()
+    assert (
+        line.encode()
+        == (
+            f'{{"data":{{"a":"ä","b":1}},"hash":"{line.hash}","kind":"note","prev":"{GENESIS}","seq":0,"time":"t"}}\n'
+        ).encode()
+    )
     assert line == Line(0, GENESIS, "note", "t", {"a": "ä", "b": 1}, line.hash)
     with pytest.raises(ValueError, match="JSON"):
         make_line(0, GENESIS, "note", "t", {"x": float("nan")})

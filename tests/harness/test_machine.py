@@ -37,7 +37,13 @@ def kinds(bringup: BringUp, stage: int) -> list[str]:
 def outcome(state: State) -> dict[str, Any]:
     """What must not depend on kills: everything but times and the number of lines."""
     stages = {n: {k: v for k, v in vars(s).items() if k not in ("time", "seconds")} for n, s in state.stages.items()}
-    return {"arch": state.arch, "checkpoint": state.checkpoint, "base": state.base, "params": dict(state.params), "stages": stages}
+    return {
+        "arch": state.arch,
+        "checkpoint": state.checkpoint,
+        "base": state.base,
+        "params": dict(state.params),
+        "stages": stages,
+    }
 
 
 STEPS = ["work_start", "prompt", "work_done", "gate_start", "verdict"]
@@ -141,7 +147,7 @@ def test_an_allowed_dirty_tree_is_recorded_and_goes_stale_when_it_is_clean(tmp_p
     assert box.bringup.state().stage(1).status == "stale"
 
 
-# Kills. The child runs the bring-up and dies at its n-th write, fsync or rename, in the middle of it where that is possible.
+# Kills: a child runs the bring-up and dies at its n-th write, fsync or rename; if torn, in the middle of the write.
 
 SYSCALLS = ("write", "pwrite", "fsync", "rename", "ftruncate")
 
@@ -171,7 +177,9 @@ def die_at(count: int, torn: bool) -> Callable[[], int]:
 
 def fixed(bringup: BringUp) -> BringUp:
     """With a subject that is looked up once: kills are about what is written, not about git."""
-    subject = gate.Subject(bringup.repo, git.resolve(bringup.repo, "HEAD"), ARCH, TARGET, bringup.repo / "checkpoint", "digest")
+    subject = gate.Subject(
+        bringup.repo, git.resolve(bringup.repo, "HEAD"), ARCH, TARGET, bringup.repo / "checkpoint", "digest"
+    )
     bringup.subject = lambda *a, **k: subject  # type: ignore[method-assign]
     return bringup
 
@@ -191,7 +199,8 @@ def run_and_die(box: Sandbox, home: Path, count: int, torn: bool) -> bool:
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_kill_at_any_write_is_followed_by_the_same_final_state(
-        tmp_path: Path, torn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, torn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     box = empty_box(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # a killed process loses nothing that the kernel has; only time
     monkeypatch.setattr(git, "resolve", lambda repo, ref: box.base)
@@ -228,7 +237,9 @@ def test_kill_9_of_the_command_during_a_step_then_resume(tmp_path: Path, during:
     time.sleep(0.3)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    done = subprocess.run(cli(box, "resume", "--json"), cwd=box.root, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        cli(box, "resume", "--json"), cwd=box.root, env=env, capture_output=True, text=True, check=False
+    )
     result = json.loads(done.stdout)
     assert done.returncode == 0 and result["green"] and result["schema"] == "plow.run/1", done.stderr
     steps = [line.kind for line in ledger.read(box.ledger) if line.data.get("stage") == 1]

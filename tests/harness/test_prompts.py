@@ -21,28 +21,62 @@ from stages.base import Stage, Thresholds
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ["s1_ir", "s2_egglog", "s3_lean", "s4_tuning", "s5_block", "s6_runtime", "s7_campaign"]
-STAGES = [Stage(n, name, f"Stage {name[3:]}", ("plow/**", "kernels/**"), no_work, no_gate, checks=("error", "speed"),
-                editable=("plow/models/*.py",)) for n, name in enumerate(NAMES, start=1)]
-THRESHOLDS = Thresholds.parse('[error]\nrelation = "<="\nthreshold = 0.001\n[speed]\nrelation = ">="\nthreshold = 2.0\n'
-                              'why = "twice the peer"\n[memory]\nrelation = "info"\n')
+STAGES = [
+    Stage(
+        n,
+        name,
+        f"Stage {name[3:]}",
+        ("plow/**", "kernels/**"),
+        no_work,
+        no_gate,
+        checks=("error", "speed"),
+        editable=("plow/models/*.py",),
+    )
+    for n, name in enumerate(NAMES, start=1)
+]
+THRESHOLDS = Thresholds.parse(
+    '[error]\nrelation = "<="\nthreshold = 0.001\n[speed]\nrelation = ">="\nthreshold = 2.0\n'
+    'why = "twice the peer"\n[memory]\nrelation = "info"\n'
+)
 RULES = Rules(("harness/**", "stages/**"), ("stages/*/work.py",), (), ("tests/**/test_*.py",), (), (), (), ())
-CHECK = {"name": "error", "measured": 0.25, "threshold": 0.001, "relation": "<=", "ok": False, "command": "plow-bringup gate 1",
-         "detail": "layer.3.q_proj differs first"}
-EVIDENCE = {"checks": [CHECK, {**CHECK, "name": "tokens", "measured": 64, "relation": "==", "threshold": 64, "ok": True, "detail": ""}],
-            "not_run": ["certificate G"]}
+CHECK = {
+    "name": "error",
+    "measured": 0.25,
+    "threshold": 0.001,
+    "relation": "<=",
+    "ok": False,
+    "command": "plow-bringup gate 1",
+    "detail": "layer.3.q_proj differs first",
+}
+EVIDENCE = {
+    "checks": [
+        CHECK,
+        {**CHECK, "name": "tokens", "measured": 64, "relation": "==", "threshold": 64, "ok": True, "detail": ""},
+    ],
+    "not_run": ["certificate G"],
+}
 
 
 def state_of(number: int, judged: bool) -> State:
     stages = {n: StageState(n, "green", exit_code=0) for n in range(1, number)}
     if judged:
-        stages[number] = StageState(number, "red", exit_code=1, reasons=("error: measured 0.25, must be <= 0.001", "mixed: gate edited"))
+        stages[number] = StageState(
+            number, "red", exit_code=1, reasons=("error: measured 0.25, must be <= 0.001", "mixed: gate edited")
+        )
     return State("llama", "cpu", "checkpoints/llama", stages=stages, params={"max_ctx": 2048})
 
 
 def page(number: int, judged: bool) -> str:
     stage = STAGES[number - 1]
-    table = prompts.variables(state_of(number, judged), STAGES, stage, THRESHOLDS, RULES, "--arch llama --target cpu",
-                              EVIDENCE if judged else None)
+    table = prompts.variables(
+        state_of(number, judged),
+        STAGES,
+        stage,
+        THRESHOLDS,
+        RULES,
+        "--arch llama --target cpu",
+        EVIDENCE if judged else None,
+    )
     return prompts.render(ROOT / "prompts", stage, table)
 
 
@@ -58,10 +92,25 @@ def test_the_page_is_the_reviewed_one(number: int, judged: bool) -> None:
 @pytest.mark.parametrize("number", range(1, 8))
 def test_every_page_says_what_an_agent_must_know(number: int) -> None:
     text = page(number, judged=True)
-    for part in ("## The job", "## Read first", "Never weaken a gate", "One lever at a time", "Both arms", "Stuck?", "Where you may write",
-                 "`plow/models/*.py`", f"`plow-bringup gate {number} --json --arch llama --target cpu`", "| error | 0.25 | <= 0.001 |",
-                 "layer.3.q_proj differs first", "tokens 64 (== 64)", "`speed` must be >= 2: twice the peer", "certificate G",
-                 "mixed: gate edited", "max_ctx=2048", "Exit codes"):
+    for part in (
+        "## The job",
+        "## Read first",
+        "Never weaken a gate",
+        "One lever at a time",
+        "Both arms",
+        "Stuck?",
+        "Where you may write",
+        "`plow/models/*.py`",
+        f"`plow-bringup gate {number} --json --arch llama --target cpu`",
+        "| error | 0.25 | <= 0.001 |",
+        "layer.3.q_proj differs first",
+        "tokens 64 (== 64)",
+        "`speed` must be >= 2: twice the peer",
+        "certificate G",
+        "mixed: gate edited",
+        "max_ctx=2048",
+        "Exit codes",
+    ):
         assert part in text, part
     assert "\n\n\n" not in text and "None" not in text
 

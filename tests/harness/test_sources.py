@@ -12,11 +12,20 @@ from harness import git, sources
 from harness.errors import SourceError
 
 
-@pytest.mark.parametrize(("path", "glob", "hit"), [
-    ("plow/a.py", "plow/*.py", True), ("plow/x/a.py", "plow/*.py", False), ("plow/x/a.py", "plow/**", True),
-    ("plow/a.py", "plow/**/*.py", True), ("plow/x/y/a.py", "plow/**/*.py", True), ("a.pth", "**/*.pth", True),
-    ("plow/a.pyc", "plow/*.py", False), ("stages/s1_x/gate.py", "stages/s?_*/gate*.py", True), ("plowx/a.py", "plow/**", False),
-])
+@pytest.mark.parametrize(
+    ("path", "glob", "hit"),
+    [
+        ("plow/a.py", "plow/*.py", True),
+        ("plow/x/a.py", "plow/*.py", False),
+        ("plow/x/a.py", "plow/**", True),
+        ("plow/a.py", "plow/**/*.py", True),
+        ("plow/x/y/a.py", "plow/**/*.py", True),
+        ("a.pth", "**/*.pth", True),
+        ("plow/a.pyc", "plow/*.py", False),
+        ("stages/s1_x/gate.py", "stages/s?_*/gate*.py", True),
+        ("plowx/a.py", "plow/**", False),
+    ],
+)
 def test_globs(path: str, glob: str, hit: bool) -> None:
     assert sources.matches(path, [glob]) is hit
 

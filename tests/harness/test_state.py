@@ -7,15 +7,27 @@ from typing import Any
 from harness.ledger import GENESIS, Line, make_line
 from harness.state import State, fold, refresh, word
 
-NEW = ("new", {"arch": "llama", "target": "cpu", "checkpoint": "c", "base": "b", "agent": "none", "bundle_out": "", "params": {}})
+NEW = (
+    "new",
+    {"arch": "llama", "target": "cpu", "checkpoint": "c", "base": "b", "agent": "none", "bundle_out": "", "params": {}},
+)
 START = ("work_start", {"stage": 1, "name": "s1", "commit": "c", "source_digest": "d"})
 DONE = ("work_done", {"stage": 1, "name": "s1", "commit": "c", "source_digest": "d", "seconds": 1.0})
 GATE = ("gate_start", {"stage": 1, "name": "s1", "commit": "c"})
 
 
 def verdict(code: int, digest: str = "d") -> tuple[str, dict[str, Any]]:
-    return "verdict", {"stage": 1, "commit": "c", "source_digest": digest, "exit_code": code, "evidence": "e", "dirty": False,
-                       "headline": [["error", 0.0, "<=", 1.0]], "reasons": [] if code == 0 else ["bad"], "seconds": 2.0}
+    return "verdict", {
+        "stage": 1,
+        "commit": "c",
+        "source_digest": digest,
+        "exit_code": code,
+        "evidence": "e",
+        "dirty": False,
+        "headline": [["error", 0.0, "<=", 1.0]],
+        "reasons": [] if code == 0 else ["bad"],
+        "seconds": 2.0,
+    }
 
 
 def state_of(*events: tuple[str, dict[str, Any]]) -> State:
@@ -43,7 +55,9 @@ def test_failed_work_is_red() -> None:
 
 
 def test_later_lines_win_and_other_kinds_change_no_stage() -> None:
-    state = state_of(NEW, verdict(1), verdict(0), ("repair", {"cut_bytes": 3}), ("set", {"params": {"k": 1}, "bundle_out": "x"}))
+    state = state_of(
+        NEW, verdict(1), verdict(0), ("repair", {"cut_bytes": 3}), ("set", {"params": {"k": 1}, "bundle_out": "x"})
+    )
     assert state.stage(1).status == "green" and state.params == {"k": 1} and state.lines == 5
 
 

@@ -20,7 +20,16 @@ def check(name: str, measured: Any, command: str = "repeat") -> dict[str, Any]:
 
 
 def extra(**fields: Any) -> dict[str, Any]:
-    return {"name": "speed", "measured": 1.0, "threshold": None, "relation": "info", "ok": True, "command": "", "detail": "", **fields}
+    return {
+        "name": "speed",
+        "measured": 1.0,
+        "threshold": None,
+        "relation": "info",
+        "ok": True,
+        "command": "",
+        "detail": "",
+        **fields,
+    }
 
 
 GOOD = [check("error", 0.25), check("tokens", 10)]
@@ -31,22 +40,25 @@ def test_a_complete_report_is_green() -> None:
     assert verdict.exit_code == GREEN and not verdict.reasons and verdict.not_run == ("certificate G",)
 
 
-@pytest.mark.parametrize(("checks", "not_run", "words"), [
-    ([GOOD[0]], [], "tokens: declared, and missing"),
-    ([GOOD[0]], ["tokens"], "tokens: declared, and not run"),
-    ([check("error", 0.75), GOOD[1]], [], "error: measured 0.75, must be <= 0.5"),
-    ([check("error", float("nan")), GOOD[1]], [], "error: measured nan"),
-    ([*GOOD, extra(measured=float("nan"))], [], "speed: measured nan"),
-    ([{**GOOD[0], "measured": 9.0}, GOOD[1]], [], "called it ok"),
-    ([{**GOOD[0], "ok": False, "detail": "typed"}, GOOD[1]], [], "itself calls it failed: typed"),
-    ([{**GOOD[0], "threshold": 0.6}, GOOD[1]], [], "threshold 0.6 where thresholds.toml says 0.5"),
-    ([{**GOOD[0], "relation": "info"}, GOOD[1]], [], "relation 'info' where thresholds.toml says '<='"),
-    ([{**GOOD[0], "command": ""}, GOOD[1]], [], "no command"),
-    ([*GOOD, GOOD[0]], [], "error: reported 2 times"),
-    ([*GOOD, {"name": "x"}], [], "not a check"),
-    ([*GOOD, extra(relation="~")], [], "not a check"),
-    ([], [], "no check"),
-])
+@pytest.mark.parametrize(
+    ("checks", "not_run", "words"),
+    [
+        ([GOOD[0]], [], "tokens: declared, and missing"),
+        ([GOOD[0]], ["tokens"], "tokens: declared, and not run"),
+        ([check("error", 0.75), GOOD[1]], [], "error: measured 0.75, must be <= 0.5"),
+        ([check("error", float("nan")), GOOD[1]], [], "error: measured nan"),
+        ([*GOOD, extra(measured=float("nan"))], [], "speed: measured nan"),
+        ([{**GOOD[0], "measured": 9.0}, GOOD[1]], [], "called it ok"),
+        ([{**GOOD[0], "ok": False, "detail": "typed"}, GOOD[1]], [], "itself calls it failed: typed"),
+        ([{**GOOD[0], "threshold": 0.6}, GOOD[1]], [], "threshold 0.6 where thresholds.toml says 0.5"),
+        ([{**GOOD[0], "relation": "info"}, GOOD[1]], [], "relation 'info' where thresholds.toml says '<='"),
+        ([{**GOOD[0], "command": ""}, GOOD[1]], [], "no command"),
+        ([*GOOD, GOOD[0]], [], "error: reported 2 times"),
+        ([*GOOD, {"name": "x"}], [], "not a check"),
+        ([*GOOD, extra(relation="~")], [], "not a check"),
+        ([], [], "no check"),
+    ],
+)
 def test_a_fault_is_red_and_named(checks: list[Any], not_run: list[str], words: str) -> None:
     verdict = decide(STAGE, PINNED, checks, not_run)
     assert verdict.exit_code == RED and any(words in reason for reason in verdict.reasons), verdict.reasons
@@ -64,12 +76,28 @@ def test_every_threshold_in_the_file_must_be_reported() -> None:
     assert not decide(bare, PINNED, GOOD[:1], []).green
 
 
-@pytest.mark.parametrize(("measured", "relation", "threshold", "ok"), [
-    (1, "<=", 1, True), (2, "<=", 1, False), (1, ">=", 1, True), (0.5, ">=", 1, False), (True, "==", True, True),
-    (1, "==", True, False), (1, "==", 1.0, True), ("a", "==", "a", True), ("a", "<=", "b", False), (True, ">=", 0, False),
-    (float("nan"), "==", float("nan"), False), (float("inf"), ">=", 1, False), (float("-inf"), "<=", 1, False),
-    (1, "<=", float("nan"), False), (None, "==", None, False), (None, "info", None, True), (float("nan"), "info", None, False),
-])
+@pytest.mark.parametrize(
+    ("measured", "relation", "threshold", "ok"),
+    [
+        (1, "<=", 1, True),
+        (2, "<=", 1, False),
+        (1, ">=", 1, True),
+        (0.5, ">=", 1, False),
+        (True, "==", True, True),
+        (1, "==", True, False),
+        (1, "==", 1.0, True),
+        ("a", "==", "a", True),
+        ("a", "<=", "b", False),
+        (True, ">=", 0, False),
+        (float("nan"), "==", float("nan"), False),
+        (float("inf"), ">=", 1, False),
+        (float("-inf"), "<=", 1, False),
+        (1, "<=", float("nan"), False),
+        (None, "==", None, False),
+        (None, "info", None, True),
+        (float("nan"), "info", None, False),
+    ],
+)
 def test_relations(measured: Measured, relation: str, threshold: Measured, ok: bool) -> None:
     assert holds(measured, relation, threshold) is ok
 

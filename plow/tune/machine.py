@@ -1,0 +1,47 @@
+"""This machine, measured: a `Machine` for the cost model, and the mode of the moment for a round of measurements."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from plow.hw import Machine
+from plow.runtime.build_cpu import build
+from plow.runtime.cpu_probe import probe
+from plow.tune.perfdata import cpu_name
+
+PACKET_S = 7e-9
+"""Fetch and dispatch of a packet (measured with empty packets: 6.8 ns)."""
+MODE_BYTES = 128 << 20
+SINGLE_CORE_HOP_S = 1e-9
+"""There is nobody to signal on one core; the cost model wants a positive number."""
+
+
+def measure_machine(library: Path | None = None) -> Machine:
+    """Ceilings of all usable cores, measured now (about 3 s and, without `library`, a build of the interpreter)."""
+    p = probe(library)
+    sources = dict.fromkeys(("read_bytes_per_s", "fp32_flops", "bf16_flops", "hop_s"), "measured")
+    return Machine(
+        name=f"{cpu_name()} x{int(p['threads'])}", workers=int(p["threads"]), read_bytes_per_s=p["read_bytes_per_s"],
+        fp32_flops=p["fp32_flops"], bf16_flops=p["bf16_dot_flops"] or p["fp32_flops"], hop_s=p["hop_s"] or SINGLE_CORE_HOP_S,
+        packet_s=PACKET_S, note=f"{datetime.now(UTC):%Y-%m-%d} plow.tune.machine.measure_machine, best of 5",
+        sources={**sources, "packet_s": "estimated"})
+
+
+@cache
+def _library() -> Path:
+    """An interpreter for probing, built once a process and kept until it ends."""
+    folder = Path(_FOLDER.name)
+    return folder / build(folder)["file"]
+
+
+_FOLDER = TemporaryDirectory(prefix="plow-probe-")
+
+
+def machine_mode() -> dict[str, float]:
+    """Read bandwidth and hop time right now: a shared machine changes mode within minutes, and only measurements of one
+    mode may be compared."""
+    p = probe(_library(), read_bytes=MODE_BYTES, repeats=2)
+    return {k: p[k] for k in ("read_bytes_per_s", "read_bytes_per_s_one", "hop_s")}
