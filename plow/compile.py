@@ -81,9 +81,14 @@ def lower(graph: Graph, options: Options, valid_vocab: int) -> Compiled:
     placements = {rows: place_activations(fused, forms, rows, samples[rows]) for rows, forms in plans.items()}
     layout.kv_start = align(layout.activations_start + max(p.bytes for p in placements.values()))
     layout.kv.place(graph.meta["caches"], layout.num_kv_blocks)
-    programs = [build_program(fused, forms, placements[rows], layout, rows, samples[rows], workers) for rows, forms in plans.items()]
+    programs = [
+        build_program(fused, forms, placements[rows], layout, rows, samples[rows], workers)
+        for rows, forms in plans.items()
+    ]
     header = _header(options, graph, layout, workers, next(iter(plans.values())), valid_vocab, blocks_per_seq)
-    return Compiled(fused, rewritten, machine, container.PacketFile(header, programs), layout.weights, next(iter(plans.values())))
+    return Compiled(
+        fused, rewritten, machine, container.PacketFile(header, programs), layout.weights, next(iter(plans.values()))
+    )
 
 
 def _check(options: Options, graph: Graph) -> None:
@@ -91,7 +96,11 @@ def _check(options: Options, graph: Graph) -> None:
         raise ConfigError(f"unknown target {options.target!r}", "--gpu", f"known: {', '.join(TARGETS)}")
     longest = graph.meta["max_position_embeddings"]
     if not 1 <= options.max_ctx <= longest:
-        raise ConfigError(f"--max-ctx {options.max_ctx} is outside 1..{longest}", "max_position_embeddings", "choose a length the model was trained for")
+        raise ConfigError(
+            f"--max-ctx {options.max_ctx} is outside 1..{longest}",
+            "max_position_embeddings",
+            "choose a length the model was trained for",
+        )
     if options.prompt_math not in ("fp32", "bf16"):
         raise ConfigError(f"prompt math {options.prompt_math!r} is unknown", "--prompt-math", "fp32 or bf16")
 
@@ -110,21 +119,38 @@ def _forms(graph: Graph, valid_vocab: int, options: Options, rows: int) -> list[
     return [*(lowering.form(n) for n in graph.nodes), sample_form(lowering, graph.outputs[0], valid_vocab)]
 
 
-def _header(o: Options, graph: Graph, layout: Layout, workers: int, forms: list[Form], valid_vocab: int, blocks_per_seq: int) -> dict[str, Any]:
+def _header(
+    o: Options, graph: Graph, layout: Layout, workers: int, forms: list[Form], valid_vocab: int, blocks_per_seq: int
+) -> dict[str, Any]:
     return {
-        "target": o.target, "workers": workers, "nodes": [f.node.name for f in forms],
-        "arena": {"bytes": layout.kv_start + layout.kv.bytes, "segments": {
-            "weights": [0, layout.weights.bytes],
-            "activations": [layout.activations_start, layout.kv_start - layout.activations_start],
-            "kv": [layout.kv_start, layout.kv.bytes]}},
-        "limits": {"max_ctx": o.max_ctx, "max_slots": o.max_batch, "max_rows": max(o.rows), "max_samples": min(max(o.rows), o.max_batch),
-                   "num_kv_blocks": layout.num_kv_blocks, "kv_block": KV_BLOCK, "blocks_per_seq": blocks_per_seq,
-                   "vocab_size": valid_vocab, "num_layers": graph.meta["num_layers"]},
+        "target": o.target,
+        "workers": workers,
+        "nodes": [f.node.name for f in forms],
+        "arena": {
+            "bytes": layout.kv_start + layout.kv.bytes,
+            "segments": {
+                "weights": [0, layout.weights.bytes],
+                "activations": [layout.activations_start, layout.kv_start - layout.activations_start],
+                "kv": [layout.kv_start, layout.kv.bytes],
+            },
+        },
+        "limits": {
+            "max_ctx": o.max_ctx,
+            "max_slots": o.max_batch,
+            "max_rows": max(o.rows),
+            "max_samples": min(max(o.rows), o.max_batch),
+            "num_kv_blocks": layout.num_kv_blocks,
+            "kv_block": KV_BLOCK,
+            "blocks_per_seq": blocks_per_seq,
+            "vocab_size": valid_vocab,
+            "num_layers": graph.meta["num_layers"],
+        },
     }
 
 
-def compile_checkpoint(checkpoint: str | Path, out: str | Path, options: Options | None = None,
-                       progress: Progress = lambda line: None) -> dict[str, Any]:
+def compile_checkpoint(
+    checkpoint: str | Path, out: str | Path, options: Options | None = None, progress: Progress = lambda line: None
+) -> dict[str, Any]:
     """Build a bundle; returns its manifest. The directory appears whole or not at all.
 
     Raises CheckpointError, ConfigError, LoweringError or BundleError (out exists and is no bundle).
@@ -136,8 +162,9 @@ def compile_checkpoint(checkpoint: str | Path, out: str | Path, options: Options
     check_weights(graph, ck, round_weights=options.round_weights)
     progress(f"graph: {len(graph.nodes)} operators, {len(graph.weights)} weights")
     compiled = lower(graph, options, valid_vocab=_valid_vocab(ck, graph))
-    progress(f"rewrite: {len(compiled.graph.nodes)} operators; {sum(p.num_packets for p in compiled.packets.programs)} packets in "
-             f"{len(compiled.packets.programs)} programs")
+    programs = compiled.packets.programs
+    packets = sum(p.num_packets for p in programs)
+    progress(f"rewrite: {len(compiled.graph.nodes)} operators; {packets} packets in {len(programs)} programs")
     out = Path(out)
     staging = _staging(out)
     manifest = _write_bundle(staging, ck, graph, compiled, options, progress)
@@ -164,7 +191,9 @@ def _valid_vocab(ck: Checkpoint, graph: Graph) -> int:
     return min(graph.meta["vocab_size"], ck.tokenizer_size or graph.meta["vocab_size"])
 
 
-def _write_bundle(out: Path, ck: Checkpoint, graph: Graph, c: Compiled, o: Options, progress: Progress) -> dict[str, Any]:
+def _write_bundle(
+    out: Path, ck: Checkpoint, graph: Graph, c: Compiled, o: Options, progress: Progress
+) -> dict[str, Any]:
     digest = container.save(c.packets, out / "model.pkt")
     write_image(out / "weights.bin", c.weights, ck.tensor, o.max_ctx)
     progress(f"weights: {c.weights.bytes / 1e6:.0f} MB packed")
@@ -173,7 +202,10 @@ def _write_bundle(out: Path, ck: Checkpoint, graph: Graph, c: Compiled, o: Optio
         shutil.copy(f, out / f.name)
     (out / "certificates").mkdir()
     return {
-        "schema": "plow.bundle/1", "plow_version": __version__, "target": o.target, "abi_version": ABI_VERSION,
+        "schema": "plow.bundle/1",
+        "plow_version": __version__,
+        "target": o.target,
+        "abi_version": ABI_VERSION,
         "model": {k: v for k, v in graph.meta.items() if isinstance(v, str | int | float | bool)},
         "checkpoint": {"name": ck.path.name, "digest": ck.digest()},
         "packets": {"file": "model.pkt", "sha256": digest},
@@ -181,10 +213,14 @@ def _write_bundle(out: Path, ck: Checkpoint, graph: Graph, c: Compiled, o: Optio
         "interpreter": interpreter,
         "files": {f.name: file_sha256(out / f.name) for f in sorted(out.iterdir()) if f.suffix == ".json"},
         "eos_token_ids": list(ck.generation.eos_token_ids),
-        "options": {k: v for k, v in asdict(o).items() if k != "sources"}, "choices": choices(o, c),
+        "options": {k: v for k, v in asdict(o).items() if k != "sources"},
+        "choices": choices(o, c),
         "machine": asdict(c.machine),
-        "rewrites": {"fired": c.rewritten.fired, "chosen": c.rewritten.chosen,
-                     "predicted_seconds": [c.rewritten.seconds_before, c.rewritten.seconds_after]},
+        "rewrites": {
+            "fired": c.rewritten.fired,
+            "chosen": c.rewritten.chosen,
+            "predicted_seconds": [c.rewritten.seconds_before, c.rewritten.seconds_after],
+        },
     }
 
 

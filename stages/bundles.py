@@ -16,8 +16,8 @@ MAX_CTX = 2048
 
 
 def compile_fresh(ctx: StageContext, out: Path, certified: bool = False, **options: Any) -> dict[str, Any]:
-    """Compile the context's checkpoint into `out`; returns the manifest. Winners are read from the artifacts' tune database
-    if there is one. certified: also have Lean certify it, as a deployment needs."""
+    """Compile the context's checkpoint into `out`; returns the manifest. Winners are read from the artifacts' tune
+    database if there is one. certified: also have Lean certify it, as a deployment needs."""
     config = Checkpoint.open(ctx.checkpoint).config
     longest = config.get("max_position_embeddings", MAX_CTX)
     chosen = Options(max_ctx=min(int(ctx.params.get("max_ctx", MAX_CTX)), longest), **options)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
@@ -26,6 +25,9 @@ PROMPTS = (
     "Water boils at 100 degrees Celsius because",
 )
 LAYER = "model.layers."
+VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+"""Tensors with a row a token."""
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 PER_LAYER_PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
 
 
@@ -119,19 +121,23 @@ def truncated_names(weights: Sequence[str], layers: Sequence[int]) -> dict[str, 
     return names
 
 
-def truncate(checkpoint: Checkpoint, graph: Graph, layers: Sequence[int], out: Path) -> Path:
-    """Write a Hugging Face directory with these layers' real weights, the embedding and the head. Returns `out`."""
-    out.mkdir(parents=True)
+def truncate(checkpoint: Checkpoint, graph: Graph, layers: Sequence[int], out: Path, vocab: int = 0) -> Path:
+    """Write a Hugging Face directory with these layers' real weights between embedding and head; returns `out`.
+
+    vocab: keep only the first ids (0 = all); the directory then has no tokenizer, whose ids it could not hold.
+    Raises CheckpointError when the tensors do not carry layer numbers.
+    """
+    config = truncated_config(checkpoint.config, graph, layers)
     names = truncated_names(list(checkpoint.tensors), layers)
-    if len({n for n in names if n.startswith(f"{LAYER}{len(layers) - 1}.")}) == 0:
-        raise CheckpointError(f"no tensor of layer {layers[-1]}", str(checkpoint.path), "its tensors are not named model.layers.N")
-    save_file({new: np.array(checkpoint.tensor(old)) for new, old in names.items()}, out / "model.safetensors", {"format": "pt"})
-    (out / "config.json").write_text(json.dumps(truncated_config(checkpoint.config, graph, layers), indent=1))
-    for file in checkpoint.tokenizer_files:
+    if not any(n.startswith(f"{LAYER}{len(layers) - 1}.") for n in names):
+        raise CheckpointError(f"no tensor of layer {layers[-1]}", str(checkpoint.path), f"names must start {LAYER}N.")
+    tensors = {new: np.array(checkpoint.tensor(old)) for new, old in names.items()}
+    if 0 < vocab < config["vocab_size"]:
+        tensors = {n: np.array(t[:vocab]) if n in VOCABULARY else t for n, t in tensors.items()}
+        config = {k: v for k, v in config.items() if k not in TOKEN_IDS} | {"vocab_size": vocab}
+    out.mkdir(parents=True)
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    (out / "config.json").write_text(json.dumps(config, indent=1))
+    for file in checkpoint.tokenizer_files if not vocab else []:
         (out / file.name).write_bytes(file.read_bytes())
     return out
-
-
-def nbytes(graph: Graph) -> int:
-    """Bytes of all weights as stored (bf16)."""
-    return sum(t.size({}) for t in graph.weights.values()) * np.dtype(ml_dtypes.bfloat16).itemsize

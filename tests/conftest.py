@@ -56,5 +56,6 @@ def tiny_bundles(tiny_llama: Path, tiny_gemma3: Path, tmp_path_factory: pytest.T
         for name, checkpoint in (("llama", tiny_llama), ("gemma3", tiny_gemma3)):
             if not (out[name] / "manifest.json").exists():
                 workers = min(2, len(os.sched_getaffinity(0)))
-                compile_checkpoint(checkpoint, out[name], Options(max_ctx=128, max_batch=4, rows=(1, 4, 32), workers=workers))
+                options = Options(max_ctx=128, max_batch=4, rows=(1, 4, 32), workers=workers)
+                compile_checkpoint(checkpoint, out[name], options)
     return out

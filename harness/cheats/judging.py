@@ -39,7 +39,7 @@ def hidden_edit(box: Sandbox) -> None:
 
 
 def ignored_module(box: Sandbox) -> None:
-    (box.root / ".git" / "info" / "exclude").write_text("*.so\n")
+    box.write(".git/info/exclude", "*.so\n")
     box.write("harness/verdict.cpython-311-x86_64-linux-gnu.so", "x")
 
 
@@ -98,7 +98,7 @@ def filtered(value: str) -> Attempt:
         box.candidate(value)
         box.commit()
         git.git(box.root, "config", "filter.fix.smudge", "sed s/2.0/1.0/")
-        (box.root / ".git" / "info" / "attributes").write_text("plow/candidate.py filter=fix\n")
+        box.write(".git/info/attributes", "plow/candidate.py filter=fix\n")
         return box.judge()
 
     return attempt

@@ -99,6 +99,12 @@ static bool wait_for(plow_vm *vm, uint32_t worker, plow_wait wait, uint32_t epoc
   return true;
 }
 
+/* The injected fault: a producer that never signals. It leaves with the worker that waits for it, or on its own. */
+static void stand_still(plow_vm *vm, uint32_t worker) {
+  for (uint64_t start = clock_ns(); !given_up(vm); sched_yield())
+    if (clock_ns() - start > 2 * vm->timeout_ns) give_up(vm, RUN_STUCK, worker, NO_COUNTER, 0);
+}
+
 static void signal_all(const plow_program *p, const plow_packet *packet) {
   for (int i = 0; i < NUM_SIGNALS && packet->signals[i] != NO_COUNTER; i++)
     atomic_fetch_add_explicit(&p->counters[packet->signals[i]].value, 1, RELEASE);
@@ -112,7 +118,7 @@ static bool run_packet(plow_vm *vm, uint32_t worker, const plow_packet *packet, 
   for (int i = 0; i < NUM_WAITS && packet->waits[i].counter != NO_COUNTER; i++)
     if (!wait_for(vm, worker, packet->waits[i], epoch)) return false;
   if (packet->seq == vm->fault_seq) {
-    while (!given_up(vm)) sched_yield();
+    stand_still(vm, worker);
     return false;
   }
   uint64_t ready = profile ? clock_ns() : 0;

@@ -53,7 +53,7 @@ INLINE vf vf_keep(vf v, int from, int to, float fill) {
   return vf_select_lt(index, vf_set1((float)to), v, other);
 }
 
-/* exp(x) to 1.5 ulp; 0 below the smallest normal float, about 3.4e38 above its logarithm.
+/* exp(x) to 1.5 ulp; 0 where it would be subnormal, infinity above 88.3; a NaN stays one.
  * Range reduction and polynomial: Cephes expf (S. Moshier). */
 INLINE vf vf_exp(vf x) {
   const float round_magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, ties to even */
@@ -69,7 +69,8 @@ INLINE vf vf_exp(vf x) {
   p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
   p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
   p = vf_add(vf_fma(p, vf_mul(r, r), r), vf_set1(1.0f));
-  return vf_select_lt(x, vf_set1(-87.3365447504f), vf_zero(), vf_ldexp(p, n));
+  p = vf_select_lt(vf_set1(88.3762626647949f), x, vf_set1(INFINITY), vf_ldexp(p, n));
+  return vf_select_lt(x, vf_set1(-87.3365447504f), vf_zero(), p);
 }
 
 /* tanh(x) to 2 ulp: a polynomial near 0 (Cephes tanhf), 1 - 2 / (exp(2|x|) + 1) elsewhere. */

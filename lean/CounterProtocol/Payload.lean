@@ -49,16 +49,26 @@ noncomputable def Payload.record (p : Payload) (i : Nat) : Nat :=
 noncomputable def u16 (r bit : Nat) : Nat := Nat.mod (Nat.shiftRight r bit) (nat_lit 65536)
 noncomputable def u32 (r bit : Nat) : Nat := Nat.mod (Nat.shiftRight r bit) (nat_lit 4294967296)
 
-/-- The first `k` wait slots of a stream of (counter, threshold) pairs, without the unused ones. -/
+/-- The first slot of a stream is not used. -/
+noncomputable def isUnused (s : Nat) : Bool := Nat.beq (u16 s (nat_lit 0)) (nat_lit 65535)
+
+/-- The waits in the first `k` slots of a stream, up to the first slot that is not used. -/
 noncomputable def waitsOf (k : Nat) : Nat → List Wait :=
   Nat.rec (fun _ => .nil)
-    (fun _ ih s => cond (Nat.beq (u16 s (nat_lit 0)) (nat_lit 65535)) (ih (Nat.shiftRight s (nat_lit 32)))
+    (fun _ ih s => cond (isUnused s) .nil
       (.cons ⟨u16 s (nat_lit 0), u16 s (nat_lit 16)⟩ (ih (Nat.shiftRight s (nat_lit 32))))) k
 
+/-- The signals in the first `k` slots of a stream, up to the first slot that is not used. -/
 noncomputable def signalsOf (k : Nat) : Nat → List Nat :=
   Nat.rec (fun _ => .nil)
-    (fun _ ih s => cond (Nat.beq (u16 s (nat_lit 0)) (nat_lit 65535)) (ih (Nat.shiftRight s (nat_lit 16)))
-      (.cons (u16 s (nat_lit 0)) (ih (Nat.shiftRight s (nat_lit 16))))) k
+    (fun _ ih s => cond (isUnused s) .nil (.cons (u16 s (nat_lit 0)) (ih (Nat.shiftRight s (nat_lit 16))))) k
+
+/-- No slot of `bits` bits is used after one that is not: interpreters that stop at the first unused slot and those
+    that skip unused slots read the same. `was` : an unused slot came before. -/
+noncomputable def noGaps (bits k : Nat) : Bool → Nat → Bool :=
+  Nat.rec (fun _ _ => true)
+    (fun _ ih was s => cond (isUnused s) (ih true (Nat.shiftRight s bits))
+      (cond was false (ih false (Nat.shiftRight s bits)))) k
 
 noncomputable def packetOf (r : Nat) : Packet :=
   ⟨u16 r (nat_lit 0), waitsOf (nat_lit 4) (Nat.shiftRight r (nat_lit 96)),
@@ -114,8 +124,14 @@ noncomputable def checkLast (p : Program) (lengths i : Nat) : Bool :=
   cond (Nat.beq (digit (p.packet i).worker (histogram (workerAt p) (Nat.succ i))) (digit (p.packet i).worker lengths))
     (Nat.blt (nat_lit 0) (count (nat_lit 0) (p.packet i).signals)) true
 
+/-- The record is well formed: it carries its own number, and its slots have no gaps. -/
+noncomputable def checkRecord (i r : Nat) : Bool :=
+  Nat.beq (u32 r (nat_lit 32)) i &&
+  (noGaps (nat_lit 32) (nat_lit 4) false (Nat.shiftRight r (nat_lit 96)) &&
+    noGaps (nat_lit 16) (nat_lit 2) false (Nat.shiftRight r (nat_lit 224)))
+
 noncomputable def checkPacket (p : Payload) (i : Nat) : Bool :=
-  Nat.beq (u32 (p.record i) (nat_lit 32)) i &&
+  checkRecord i (p.record i) &&
   ((p.program.packet i).waits.all (checkWait p.program i) &&
   (fits (signalsAt p.program i) (histogram (signalsAt p.program) i) &&
   (fits (workerAt p.program i) (histogram (workerAt p.program) i) &&

@@ -56,7 +56,17 @@ def compile_command(
             raise ConfigError("a build needs --hf-dir and --out", "plowc", "plowc --help")
         if verify not in ("on", "off"):
             raise ConfigError(f"--verify {verify!r} is unknown", "plowc", "on or off")
-        options = Options(gpu, max_ctx, max_batch, rows_argument(rows), workers, machine, prompt_math, tuple(disable or ()), round_weights)
+        options = Options(
+            gpu,
+            max_ctx,
+            max_batch,
+            rows_argument(rows),
+            workers,
+            machine,
+            prompt_math,
+            tuple(disable or ()),
+            round_weights,
+        )
         if tune_db is not None:
             apply_tuned(options, tune_db)
         manifest = compile_checkpoint(resolve(hf_dir), out, options, progress=_say)
@@ -80,8 +90,11 @@ def _certify(out: Path) -> list[str]:
 
 
 @app.command("disasm")
-def disasm_command(assets: AssetsOption, rows: Annotated[int | None, typer.Option("--rows", help="only the program of T rows")] = None,
-                   debug: DebugOption = False) -> None:
+def disasm_command(
+    assets: AssetsOption,
+    rows: Annotated[int | None, typer.Option("--rows", help="only the program of T rows")] = None,
+    debug: DebugOption = False,
+) -> None:
     """Print every packet by name."""
     with reporting(debug=debug):
         for line in disassemble(_packets(assets), rows):
@@ -89,31 +102,51 @@ def disasm_command(assets: AssetsOption, rows: Annotated[int | None, typer.Optio
 
 
 @app.command("sim")
-def sim_command(assets: AssetsOption, machine: MachineOption = "cpu",
-                context: Annotated[int, typer.Option("--ctx", help="cached positions")] = 512, as_json: JsonOption = False,
-                debug: DebugOption = False) -> None:
+def sim_command(
+    assets: AssetsOption,
+    machine: MachineOption = "cpu",
+    context: Annotated[int, typer.Option("--ctx", help="cached positions")] = 512,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
     """Predict the step time of every program on a machine."""
     with reporting(as_json, debug):
         spec = hw.load(machine)
         rows = [_predict(p, spec, context) for p in _packets(assets).programs]
         if as_json:
-            emit({"schema": "plowc.sim/1", "machine": spec.name, "note": spec.note, "context": context, "programs": rows})
+            emit(
+                {"schema": "plowc.sim/1", "machine": spec.name, "note": spec.note, "context": context, "programs": rows}
+            )
             return
         table = Table("T", "packets", "step ms", "roofline ms", "tok/s", title=f"{spec.name}, context {context}")
         for r in rows:
-            table.add_row(str(r["rows"]), str(r["packets"]), f"{r['step_ms']:.3f}", f"{r['bound_ms']:.3f}", f"{r['tok_s']:.0f}")
+            table.add_row(
+                str(r["rows"]), str(r["packets"]), f"{r['step_ms']:.3f}", f"{r['bound_ms']:.3f}", f"{r['tok_s']:.0f}"
+            )
         Console().print(table)
 
 
 def _predict(program: container.ProgramRecord, machine: hw.Machine, context: int) -> dict[str, float]:
     s = simulate(program, machine, context)
-    return {"rows": program.rows, "packets": program.num_packets, "step_ms": s.step_s * 1e3, "bound_ms": s.bound_s * 1e3, "bytes": s.bytes,
-            "flops": s.flops, "tok_s": program.rows / s.step_s}
+    return {
+        "rows": program.rows,
+        "packets": program.num_packets,
+        "step_ms": s.step_s * 1e3,
+        "bound_ms": s.bound_s * 1e3,
+        "bytes": s.bytes,
+        "flops": s.flops,
+        "tok_s": program.rows / s.step_s,
+    }
 
 
 @app.command("explain")
-def explain_command(hf_dir: Annotated[str, typer.Option("--hf-dir", help="checkpoint directory")], disable: DisableOption = None,
-                    machine: MachineOption = "cpu", as_json: JsonOption = False, debug: DebugOption = False) -> None:
+def explain_command(
+    hf_dir: Annotated[str, typer.Option("--hf-dir", help="checkpoint directory")],
+    disable: DisableOption = None,
+    machine: MachineOption = "cpu",
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
     """Which rewrites fired, which were chosen, and the price before and after."""
     with reporting(as_json, debug):
         graph = build(Checkpoint.open(resolve(hf_dir)).config)
@@ -127,9 +160,13 @@ def explain_command(hf_dir: Annotated[str, typer.Option("--hf-dir", help="checkp
 
 
 @app.command("graph")
-def graph_command(assets: AssetsOption, out: Annotated[Path, typer.Option("--out", help="HTML file to write")] = Path("graph.html"),
-                  rows: Annotated[int, typer.Option("--rows", help="program to draw")] = 1, machine: MachineOption = "cpu",
-                  debug: DebugOption = False) -> None:
+def graph_command(
+    assets: AssetsOption,
+    out: Annotated[Path, typer.Option("--out", help="HTML file to write")] = Path("graph.html"),
+    rows: Annotated[int, typer.Option("--rows", help="program to draw")] = 1,
+    machine: MachineOption = "cpu",
+    debug: DebugOption = False,
+) -> None:
     """A single-file picture of graph, fusions, tiles and schedule."""
     with reporting(debug=debug):
         packets = _packets(assets)

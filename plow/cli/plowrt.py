@@ -111,15 +111,21 @@ def serve(
     max_waiting: Annotated[int, typer.Option(help="requests that may queue before clients get 503")] = 256,
     backend: BackendOption = "cpu",
     allow_uncertified: UncertifiedOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout when ready")] = False,
     debug: DebugOption = False,
 ) -> None:
     """Serve a bundle with an OpenAI-compatible HTTP API until interrupted."""
-    with reporting(debug=debug):
+    with reporting(as_json, debug):
         from plow.serve.server import run_server
 
         llm = open_llm(assets, backend, allow_uncertified)
-        run_server(llm, host, port, model_name, max_waiting,
-                   lambda url, name: console.print(f"serving {name} at {url}/v1", style="bold green", markup=False))
+
+        def ready(url: str, name: str) -> None:
+            console.print(f"serving {name} at {url}/v1", style="bold green", markup=False)
+            if as_json:
+                emit({"schema": "plowrt.serve/1", "url": url, "model": name, "certified": llm.bundle.certified})
+
+        run_server(llm, host, port, model_name, max_waiting, ready)
 
 
 @app.command()
@@ -145,9 +151,8 @@ def bench(
         else:
             for name, m in report["measurements"].items():
                 print(f"{name:<12} {m['median']:9.1f} {m['unit']}  ({m['min']:.1f} .. {m['max']:.1f})")
-            if report["read_share"] is not None:
-                print(f"{'weights':<12} {report['read_bytes_per_s'] / 1e9:9.1f} GB/s = {report['read_share']:.0%} of "
-                      f"the measured read bandwidth (mode: {', '.join(report['modes'])})")
+            print(f"{'weights':<12} {report['weight_bytes_per_s'] / 1e9:9.1f} GB/s = {report['read_share']:.0%} of the "
+                  f"measured read bandwidth (cores: {', '.join(report['modes'])})")
         llm.close()
 
 

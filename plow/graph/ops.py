@@ -78,7 +78,10 @@ def _op(spec: OpSpec) -> None:
     OPS[spec.name] = spec
 
 
-EPS = {"eps": Attr(float, "added to the mean square"), "zero_centered": Attr(bool, "the weight is stored as w - 1", False)}
+EPS = {
+    "eps": Attr(float, "added to the mean square"),
+    "zero_centered": Attr(bool, "the weight is stored as w - 1", False),
+}
 ROPE = {
     "head_dim": Attr(int, "features a head"),
     "rotary_dim": Attr(int, "rotated features a head, from the first"),
@@ -104,6 +107,8 @@ def _rows(n: Dim, width: Dim) -> list[TensorType]:
 def _linear(types: Types, attrs: Attrs, w: int = 1) -> list[TensorType]:
     x, weight = types[0], types[w]
     assert x is not None and weight is not None
+    if len(weight.shape) != 2:
+        raise GraphError(f"linear: the weight must be [out, in], is {weight}")
     if x.shape[-1] != weight.shape[1]:
         raise GraphError(f"linear: input has {x.shape[-1]} features, weight {weight} wants {weight.shape[1]}")
     return _rows(x.shape[0], weight.shape[0])
@@ -153,55 +158,217 @@ def _attention_flops(types: Types, attrs: Attrs, bind: dict[str, int]) -> float:
 
 
 # -- base operators --------------------------------------------------------------------------------------------------
-_op(OpSpec("embed", "y[t] = table[tokens[t]] * scale", ("tokens", "table"),
-           lambda t, a: _rows("T", t[1].shape[1]), sem.embed, lambda t, a, b: b["T"] * t[1].shape[1],  # type: ignore
-           attrs={"scale": Attr(float, "embedding multiplier", 1.0)}))
-_op(OpSpec("rms_norm", "x / sqrt(mean(x^2) + eps) * w over groups of len(w) features", ("x", "weight"), _norm,
-           sem.rms_norm, _elementwise_flops(4), attrs=EPS))
+_op(
+    OpSpec(
+        "embed",
+        "y[t] = table[tokens[t]] * scale",
+        ("tokens", "table"),
+        lambda t, a: _rows("T", t[1].shape[1]),
+        sem.embed,
+        lambda t, a, b: b["T"] * t[1].shape[1],  # type: ignore
+        attrs={"scale": Attr(float, "embedding multiplier", 1.0)},
+    )
+)
+_op(
+    OpSpec(
+        "rms_norm",
+        "x / sqrt(mean(x^2) + eps) * w over groups of len(w) features",
+        ("x", "weight"),
+        _norm,
+        sem.rms_norm,
+        _elementwise_flops(4),
+        attrs=EPS,
+    )
+)
 _op(OpSpec("linear", "x @ weight.T (+ bias)", ("x", "weight", "bias?"), _linear, sem.linear, _linear_flops()))
-_op(OpSpec("rope", "rotate pairs (i, i + rotary_dim/2) of each head by position", ("x", "positions"), _same, sem.rope,
-           _elementwise_flops(3), attrs=ROPE))
-_op(OpSpec("kv_append", "write k and v of every row at its sequence position; the result is the layer's cache",
-           ("k", "v", "positions", "slots"), _kv, sem.kv_append, lambda t, a, b: 0.0, outputs=("kv",),
-           attrs={"num_kv_heads": HEADS["num_kv_heads"], "head_dim": HEADS["head_dim"], "cache": Attr(str, "cache name, e.g. layer.3")}))
-_op(OpSpec("attention", "causal softmax(q k^T * scale) v over the sequence of each row, optionally windowed",
-           ("q", "kv", "positions", "slots"), _attention, sem.attention, _attention_flops,
-           attrs=HEADS | {"scale": Attr(float, "factor on q k^T"), "window": Attr(int, "last positions seen; 0 = all", 0),
-                          "softcap": Attr(float, "cap * tanh(score / cap); 0 = off", 0.0)}))
-_op(OpSpec("activation", "silu or gelu_tanh, elementwise", ("x",), _same, sem.activation, _elementwise_flops(8), attrs=ACT))
+_op(
+    OpSpec(
+        "rope",
+        "rotate pairs (i, i + rotary_dim/2) of each head by position",
+        ("x", "positions"),
+        _same,
+        sem.rope,
+        _elementwise_flops(3),
+        attrs=ROPE,
+    )
+)
+_op(
+    OpSpec(
+        "kv_append",
+        "write k and v of every row at its sequence position; the result is the layer's cache",
+        ("k", "v", "positions", "slots"),
+        _kv,
+        sem.kv_append,
+        lambda t, a, b: 0.0,
+        outputs=("kv",),
+        attrs={
+            "num_kv_heads": HEADS["num_kv_heads"],
+            "head_dim": HEADS["head_dim"],
+            "cache": Attr(str, "cache name, e.g. layer.3"),
+        },
+    )
+)
+_op(
+    OpSpec(
+        "attention",
+        "causal softmax(q k^T * scale) v over the sequence of each row, optionally windowed",
+        ("q", "kv", "positions", "slots"),
+        _attention,
+        sem.attention,
+        _attention_flops,
+        attrs=HEADS
+        | {
+            "scale": Attr(float, "factor on q k^T"),
+            "window": Attr(int, "last positions seen; 0 = all", 0),
+            "softcap": Attr(float, "cap * tanh(score / cap); 0 = off", 0.0),
+        },
+    )
+)
+_op(
+    OpSpec(
+        "activation", "silu or gelu_tanh, elementwise", ("x",), _same, sem.activation, _elementwise_flops(8), attrs=ACT
+    )
+)
 _op(OpSpec("add", "a + b", ("a", "b"), _binary, sem.add, _elementwise_flops(1)))
 _op(OpSpec("mul", "a * b", ("a", "b"), _binary, sem.mul, _elementwise_flops(1)))
-_op(OpSpec("scale", "x * factor", ("x",), _same, sem.scale, _elementwise_flops(1), attrs={"factor": Attr(float, "constant")}))
-_op(OpSpec("softcap", "cap * tanh(x / cap)", ("x",), _same, sem.softcap, _elementwise_flops(8), attrs={"cap": Attr(float, "cap")}))
-_op(OpSpec("select_rows", "y[s] = x[sample_rows[s]]", ("x", "sample_rows"),
-           lambda t, a: _rows("S", t[0].shape[1]), sem.select_rows, lambda t, a, b: 0.0))  # type: ignore[union-attr]
+_op(
+    OpSpec(
+        "scale",
+        "x * factor",
+        ("x",),
+        _same,
+        sem.scale,
+        _elementwise_flops(1),
+        attrs={"factor": Attr(float, "constant")},
+    )
+)
+_op(
+    OpSpec(
+        "softcap",
+        "cap * tanh(x / cap)",
+        ("x",),
+        _same,
+        sem.softcap,
+        _elementwise_flops(8),
+        attrs={"cap": Attr(float, "cap")},
+    )
+)
+_op(
+    OpSpec(
+        "select_rows",
+        "y[s] = x[sample_rows[s]]",
+        ("x", "sample_rows"),
+        lambda t, a: _rows("S", t[0].shape[1]),
+        sem.select_rows,
+        lambda t, a, b: 0.0,
+    )
+)  # type: ignore[union-attr]
 
-# -- fused operators (introduced by rewrite/) ---------------------------------------------------------------------------
-_op(OpSpec("norm_linear", "linear(rms_norm(x, norm_weight), weight)", ("x", "norm_weight", "weight"),
-           lambda t, a: _linear(t, a, 2), sem.norm_linear, _linear_flops(0, 2), attrs=EPS, fused=("rms_norm", "linear")))
-_op(OpSpec("linear_add", "residual + linear(x, weight)", ("x", "weight", "residual"), _linear, sem.linear_add,
-           _linear_flops(), fused=("linear", "add")))
-_op(OpSpec("norm_add", "residual + rms_norm(x, weight)", ("x", "weight", "residual"), _norm, sem.norm_add,
-           _elementwise_flops(5), attrs=EPS, fused=("rms_norm", "add")))
-_op(OpSpec("act_mul", "activation(gate) * up", ("gate", "up"), _binary, sem.act_mul, _elementwise_flops(9), attrs=ACT,
-           fused=("activation", "mul")))
-_op(OpSpec("gated_linear", "activation(linear(x, gate)) * linear(x, up)", ("x", "gate_weight", "up_weight"), _linear,
-           sem.gated_linear, _linear_flops(0, 1, 2), attrs=ACT, fused=("linear", "linear", "activation", "mul")))
-_op(OpSpec("norm_gated_linear", "gated_linear(rms_norm(x, norm_weight), gate, up)",
-           ("x", "norm_weight", "gate_weight", "up_weight"), lambda t, a: _linear(t, a, 2), sem.norm_gated_linear,
-           _linear_flops(0, 2, 3), attrs=ACT | EPS, fused=("rms_norm", "linear", "linear", "activation", "mul")))
-_op(OpSpec("norm_rope", "rope(rms_norm(x, weight), positions)", ("x", "weight", "positions"), _norm, sem.norm_rope,
-           _elementwise_flops(7), attrs=ROPE | EPS, fused=("rms_norm", "rope")))
-_op(OpSpec("qkv", "grouped projection of q, k, v: optional norm before, optional per-head q/k norm, rope on q and k, "
-           "k and v appended to the cache; outputs q and the cache",
-           ("x", "norm_weight?", "q_weight", "k_weight", "v_weight", "q_norm?", "k_norm?", "positions", "slots"),
-           lambda t, a: [TensorType(("T", a["num_heads"] * a["head_dim"])), *_kv(t, a)], sem.qkv,
-           lambda t, a, b: sum(2.0 * t[0].size(b) * t[i].shape[0] for i in (2, 3, 4)),  # type: ignore[union-attr,operator,misc]
-           outputs=("q", "kv"),
-           attrs=HEADS | ROPE | {"cache": Attr(str, "cache name"), "eps": Attr(float, "of the norm before", 0.0),
-                                 "qk_eps": Attr(float, "of the q/k norms", 0.0),
-                                 "zero_centered": Attr(bool, "norm weights are stored as w - 1", False)},
-           fused=("rms_norm", "linear", "linear", "linear", "rms_norm", "rms_norm", "rope", "rope", "kv_append")))
+# -- fused operators (introduced by rewrite/) --------------------------------------------------------------------------
+_op(
+    OpSpec(
+        "norm_linear",
+        "linear(rms_norm(x, norm_weight), weight)",
+        ("x", "norm_weight", "weight"),
+        lambda t, a: _linear(t, a, 2),
+        sem.norm_linear,
+        _linear_flops(0, 2),
+        attrs=EPS,
+        fused=("rms_norm", "linear"),
+    )
+)
+_op(
+    OpSpec(
+        "linear_add",
+        "residual + linear(x, weight)",
+        ("x", "weight", "residual"),
+        _linear,
+        sem.linear_add,
+        _linear_flops(),
+        fused=("linear", "add"),
+    )
+)
+_op(
+    OpSpec(
+        "norm_add",
+        "residual + rms_norm(x, weight)",
+        ("x", "weight", "residual"),
+        _norm,
+        sem.norm_add,
+        _elementwise_flops(5),
+        attrs=EPS,
+        fused=("rms_norm", "add"),
+    )
+)
+_op(
+    OpSpec(
+        "act_mul",
+        "activation(gate) * up",
+        ("gate", "up"),
+        _binary,
+        sem.act_mul,
+        _elementwise_flops(9),
+        attrs=ACT,
+        fused=("activation", "mul"),
+    )
+)
+_op(
+    OpSpec(
+        "gated_linear",
+        "activation(linear(x, gate)) * linear(x, up)",
+        ("x", "gate_weight", "up_weight"),
+        _linear,
+        sem.gated_linear,
+        _linear_flops(0, 1, 2),
+        attrs=ACT,
+        fused=("linear", "linear", "activation", "mul"),
+    )
+)
+_op(
+    OpSpec(
+        "norm_gated_linear",
+        "gated_linear(rms_norm(x, norm_weight), gate, up)",
+        ("x", "norm_weight", "gate_weight", "up_weight"),
+        lambda t, a: _linear(t, a, 2),
+        sem.norm_gated_linear,
+        _linear_flops(0, 2, 3),
+        attrs=ACT | EPS,
+        fused=("rms_norm", "linear", "linear", "activation", "mul"),
+    )
+)
+_op(
+    OpSpec(
+        "norm_rope",
+        "rope(rms_norm(x, weight), positions)",
+        ("x", "weight", "positions"),
+        _norm,
+        sem.norm_rope,
+        _elementwise_flops(7),
+        attrs=ROPE | EPS,
+        fused=("rms_norm", "rope"),
+    )
+)
+_op(
+    OpSpec(
+        "qkv",
+        "grouped projection of q, k, v: optional norm before, optional per-head q/k norm, rope on q and k, "
+        "k and v appended to the cache; outputs q and the cache",
+        ("x", "norm_weight?", "q_weight", "k_weight", "v_weight", "q_norm?", "k_norm?", "positions", "slots"),
+        lambda t, a: [TensorType(("T", a["num_heads"] * a["head_dim"])), *_kv(t, a)],
+        sem.qkv,
+        lambda t, a, b: sum(2.0 * t[0].size(b) * t[i].shape[0] for i in (2, 3, 4)),  # type: ignore[union-attr,operator,misc]
+        outputs=("q", "kv"),
+        attrs=HEADS
+        | ROPE
+        | {
+            "cache": Attr(str, "cache name"),
+            "eps": Attr(float, "of the norm before", 0.0),
+            "qk_eps": Attr(float, "of the q/k norms", 0.0),
+            "zero_centered": Attr(bool, "norm weights are stored as w - 1", False),
+        },
+        fused=("rms_norm", "linear", "linear", "linear", "rms_norm", "rms_norm", "rope", "rope", "kv_append"),
+    )
+)
 
 
 def infer_node(node: Node, types: dict[str, TensorType]) -> dict[str, TensorType]:

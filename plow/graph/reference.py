@@ -12,8 +12,14 @@ from plow.graph.ops import OPS
 from plow.graph.semantics import Caches
 
 
-def run(graph: Graph, weights: Mapping[str, np.ndarray], step: dict[str, np.ndarray], caches: Caches,
-        dtype: Any = np.float32, observe: Callable[[str, Any], None] | None = None) -> dict[str, np.ndarray]:
+def run(
+    graph: Graph,
+    weights: Mapping[str, np.ndarray],
+    step: dict[str, np.ndarray],
+    caches: Caches,
+    dtype: Any = np.float32,
+    observe: Callable[[str, Any], None] | None = None,
+) -> dict[str, np.ndarray]:
     """Execute one step. weights: HF name -> array (bf16 is widened); step: the graph's inputs; caches: state carried
     from step to step. `observe(value name, array)` sees every intermediate. Returns the graph's outputs."""
     values: dict[str, Any] = dict(step)

@@ -29,7 +29,9 @@ def inv_freq(theta: float, rotary_dim: int, scaling: dict[str, Any] | None = Non
         return np.divide(inv, np.float32(scaling["factor"]), dtype=np.float32)
     if kind == "llama3":
         return _llama3(inv, scaling)
-    raise ConfigError(f"rope_type {kind!r} is not supported", "config.json", f"supported: {', '.join(SUPPORTED_SCALING)}")
+    raise ConfigError(
+        f"rope_type {kind!r} is not supported", "config.json", f"supported: {', '.join(SUPPORTED_SCALING)}"
+    )
 
 
 def _llama3(inv: np.ndarray, s: dict[str, Any]) -> np.ndarray:
@@ -43,8 +45,9 @@ def _llama3(inv: np.ndarray, s: dict[str, Any]) -> np.ndarray:
     return np.where(medium, blended, slow).astype(np.float32)
 
 
-def cos_sin(positions: np.ndarray, theta: float, rotary_dim: int, scaling: dict[str, Any] | None = None,
-            dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
+def cos_sin(
+    positions: np.ndarray, theta: float, rotary_dim: int, scaling: dict[str, Any] | None = None, dtype: Any = np.float32
+) -> tuple[np.ndarray, np.ndarray]:
     """cos, sin: [len(positions), rotary_dim / 2]. Angles are formed in float32, as transformers does."""
     angle = positions.astype(np.float32)[:, None] * inv_freq(theta, rotary_dim, scaling)[None, :]
     return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
@@ -53,6 +56,6 @@ def cos_sin(positions: np.ndarray, theta: float, rotary_dim: int, scaling: dict[
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """x: [T, heads, head_dim]; pairs (i, i + rotary_dim/2) of the first rotary_dim features are rotated."""
     half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     c, s = cos[:, None, :], sin[:, None, :]
     return np.concatenate([a * c - b * s, b * c + a * s, rest], axis=-1)

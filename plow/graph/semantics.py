@@ -43,13 +43,16 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> list[Array]:
     return [y if bias is None else y + bias.astype(x.dtype, copy=False)]
 
 
-def rope(x: Array, positions: Array, *, head_dim: int, rotary_dim: int, theta: float, scaling: dict[str, Any] | None = None) -> list[Array]:
+def rope(
+    x: Array, positions: Array, *, head_dim: int, rotary_dim: int, theta: float, scaling: dict[str, Any] | None = None
+) -> list[Array]:
     cos, sin = cos_sin(positions, theta, rotary_dim, scaling, x.dtype)
     return [rotate(x.reshape(x.shape[0], -1, head_dim), cos, sin).reshape(x.shape)]
 
 
-def kv_append(k: Array, v: Array, positions: Array, slots: Array, *, num_kv_heads: int, head_dim: int, cache: str,
-              caches: Caches) -> list[str]:
+def kv_append(
+    k: Array, v: Array, positions: Array, slots: Array, *, num_kv_heads: int, head_dim: int, cache: str, caches: Caches
+) -> list[str]:
     for t in range(len(positions)):
         key, pos = (cache, int(slots[t])), int(positions[t])
         keys, values = caches.get(key, (np.empty((0, num_kv_heads, head_dim), k.dtype),) * 2)
@@ -61,8 +64,20 @@ def kv_append(k: Array, v: Array, positions: Array, slots: Array, *, num_kv_head
     return [cache]
 
 
-def attention(q: Array, kv: str, positions: Array, slots: Array, *, num_heads: int, num_kv_heads: int, head_dim: int,
-              scale: float, window: int = 0, softcap: float = 0.0, caches: Caches) -> list[Array]:
+def attention(
+    q: Array,
+    kv: str,
+    positions: Array,
+    slots: Array,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    caches: Caches,
+) -> list[Array]:
     out = np.empty_like(q)
     for t in range(len(positions)):
         end = int(positions[t]) + 1
@@ -128,26 +143,58 @@ def gated_linear(x: Array, gate_weight: Array, up_weight: Array, *, act: str) ->
     return act_mul(linear(x, gate_weight)[0], linear(x, up_weight)[0], act=act)
 
 
-def norm_gated_linear(x: Array, norm_weight: Array, gate_weight: Array, up_weight: Array, *, act: str, eps: float,
-                      zero_centered: bool = False) -> list[Array]:
+def norm_gated_linear(
+    x: Array,
+    norm_weight: Array,
+    gate_weight: Array,
+    up_weight: Array,
+    *,
+    act: str,
+    eps: float,
+    zero_centered: bool = False,
+) -> list[Array]:
     h = rms_norm(x, norm_weight, eps=eps, zero_centered=zero_centered)[0]
     return gated_linear(h, gate_weight, up_weight, act=act)
 
 
-def norm_rope(x: Array, weight: Array, positions: Array, *, eps: float, zero_centered: bool = False, **rope_attrs: Any) -> list[Array]:
+def norm_rope(
+    x: Array, weight: Array, positions: Array, *, eps: float, zero_centered: bool = False, **rope_attrs: Any
+) -> list[Array]:
     return rope(rms_norm(x, weight, eps=eps, zero_centered=zero_centered)[0], positions, **rope_attrs)
 
 
-def qkv(x: Array, norm_weight: Array | None, q_weight: Array, k_weight: Array, v_weight: Array, q_norm: Array | None,
-        k_norm: Array | None, positions: Array, slots: Array, *, num_heads: int, num_kv_heads: int, head_dim: int,
-        rotary_dim: int, theta: float, cache: str, caches: Caches, scaling: dict[str, Any] | None = None, eps: float = 0.0,
-        qk_eps: float = 0.0, zero_centered: bool = False) -> list[Any]:
+def qkv(
+    x: Array,
+    norm_weight: Array | None,
+    q_weight: Array,
+    k_weight: Array,
+    v_weight: Array,
+    q_norm: Array | None,
+    k_norm: Array | None,
+    positions: Array,
+    slots: Array,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    theta: float,
+    cache: str,
+    caches: Caches,
+    scaling: dict[str, Any] | None = None,
+    eps: float = 0.0,
+    qk_eps: float = 0.0,
+    zero_centered: bool = False,
+) -> list[Any]:
     h = x if norm_weight is None else rms_norm(x, norm_weight, eps=eps, zero_centered=zero_centered)[0]
     q, k, v = (linear(h, w)[0] for w in (q_weight, k_weight, v_weight))
     if q_norm is not None and k_norm is not None:
         q = rms_norm(q, q_norm, eps=qk_eps, zero_centered=zero_centered)[0]
         k = rms_norm(k, k_norm, eps=qk_eps, zero_centered=zero_centered)[0]
     if rotary_dim:
-        q, k = (rope(z, positions, head_dim=head_dim, rotary_dim=rotary_dim, theta=theta, scaling=scaling)[0] for z in (q, k))
+        q, k = (
+            rope(z, positions, head_dim=head_dim, rotary_dim=rotary_dim, theta=theta, scaling=scaling)[0]
+            for z in (q, k)
+        )
     kv = kv_append(k, v, positions, slots, num_kv_heads=num_kv_heads, head_dim=head_dim, cache=cache, caches=caches)
     return [q, kv[0]]

@@ -43,5 +43,7 @@ def verify(graph: Graph) -> Graph:
     used = {v for n in graph.nodes for v in n.inputs if v != ABSENT}
     unused = sorted(set(graph.weights) - used)
     if unused:
-        raise GraphError(f"{len(unused)} weights are not used, first: {unused[0]!r}", "", "drop them from the model or use them")
+        raise GraphError(
+            f"{len(unused)} weights are not used, first: {unused[0]!r}", "", "drop them from the model or use them"
+        )
     return graph

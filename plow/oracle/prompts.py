@@ -38,7 +38,7 @@ CONTINUATIONS = (
     "A compiler is a program that",
     "The planets of the solar system are Mercury, Venus,",
     "2 + 2 = 4\n3 + 3 = 6\n4 + 4 =",
-    "Dear Sir or Madam,\n\nI am writing to",
+    "Thank you for your letter of 3 May. I am writing to",
     "The main difference between cats and dogs is",
     "import numpy as np\n\nx = np.",
     "SELECT name, age FROM users WHERE",

@@ -38,12 +38,23 @@ KV_BLOCK = 16
 LANES = 16
 """Activation row strides are multiples of this many floats; padding columns are zero."""
 
-PACKET = np.dtype([
-    ("opcode", "<u2"), ("flags", "<u2"), ("worker", "<u2"), ("domain", "<u2"), ("seq", "<u4"), ("node", "<u4"),
-    ("waits", [("counter", "<u2"), ("threshold", "<u2")], (NUM_WAITS,)), ("signals", "<u2", (NUM_SIGNALS,)),
-    ("epilogue", "<u2"), ("reserved", "<u2"), ("operands", "<u4", (NUM_OPERANDS,)), ("dims", "<u4", (NUM_DIMS,)),
-    ("imms", "<f4", (NUM_IMMS,)),
-])
+PACKET = np.dtype(
+    [
+        ("opcode", "<u2"),
+        ("flags", "<u2"),
+        ("worker", "<u2"),
+        ("domain", "<u2"),
+        ("seq", "<u4"),
+        ("node", "<u4"),
+        ("waits", [("counter", "<u2"), ("threshold", "<u2")], (NUM_WAITS,)),
+        ("signals", "<u2", (NUM_SIGNALS,)),
+        ("epilogue", "<u2"),
+        ("reserved", "<u2"),
+        ("operands", "<u4", (NUM_OPERANDS,)),
+        ("dims", "<u4", (NUM_DIMS,)),
+        ("imms", "<f4", (NUM_IMMS,)),
+    ]
+)
 assert PACKET.itemsize == PACKET_BYTES
 
 
@@ -101,6 +112,9 @@ class Opcode(IntEnum):
     SAMPLE = 10
 
 
+NO_FLAGS = Flag(0)
+
+
 @dataclass(frozen=True)
 class OpcodeSpec:
     """operands: name -> (mode, what it holds); mode "r", "w" or "rw". dims, imms: name -> meaning.
@@ -112,7 +126,7 @@ class OpcodeSpec:
     operands: dict[str, tuple[str, str]] = field(default_factory=dict)
     dims: dict[str, str] = field(default_factory=dict)
     imms: dict[str, str] = field(default_factory=dict)
-    flags: Flag = Flag(0)
+    flags: Flag = NO_FLAGS
     epilogues: tuple[Epilogue, ...] = ()
 
 
@@ -122,62 +136,155 @@ OPCODES: dict[Opcode, OpcodeSpec] = {
     Opcode.EMBED: OpcodeSpec(
         "y[t] = table[tokens[t]] * scale; the table is in unit layout",
         {"table": ("r", "bf16 weight units"), "y": ("w", "f32 rows")},
-        ROW | {"width": "features", "y_stride": "floats a row", "vocab": "rows of the table"}, {"scale": "multiplier"}),
+        ROW | {"width": "features", "y_stride": "floats a row", "vocab": "rows of the table"},
+        {"scale": "multiplier"},
+    ),
     Opcode.NORM: OpcodeSpec(
         "y[t] = x[t] / sqrt(mean over each group of x^2 + eps) * weight (+ residual[t])",
-        {"x": ("r", "f32 rows"), "weight": ("r", "f32 vector of `group`"), "y": ("w", "f32 rows"), "residual": ("r", "f32 rows")},
-        ROW | {"width": "features", "group": "features normalised together", "x_stride": "floats a row",
-               "y_stride": "floats a row", "residual_stride": "floats a row"}, {"eps": "added to the mean square"}, Flag.RESIDUAL),
+        {
+            "x": ("r", "f32 rows"),
+            "weight": ("r", "f32 vector of `group`"),
+            "y": ("w", "f32 rows"),
+            "residual": ("r", "f32 rows"),
+        },
+        ROW
+        | {
+            "width": "features",
+            "group": "features normalised together",
+            "x_stride": "floats a row",
+            "y_stride": "floats a row",
+            "residual_stride": "floats a row",
+        },
+        {"eps": "added to the mean square"},
+        Flag.RESIDUAL,
+    ),
     Opcode.LINEAR: OpcodeSpec(
         "y[t, n] = epilogue(sum over k of x[t, k] * w[n, k] (+ bias[n])) for the rows n of units unit0..unit1; GATED "
         "epilogues take units of 16 gate rows and 16 up rows and store 16 columns a unit: act(gate) * up",
-        {"x": ("r", "f32 rows"), "weight": ("r", "bf16 weight units"), "norm_weight": ("r", "f32 vector of k"),
-         "bias": ("r", "f32 vector of n"), "residual": ("r", "f32 rows"), "y": ("w", "f32 rows")},
-        ROW | {"unit0": "first unit", "unit1": "end of units", "k": "input features", "n": "valid output columns of y",
-               "x_stride": "floats a row", "y_stride": "floats a row", "residual_stride": "floats a row"},
-        {"eps": "of the norm before"}, Flag.NORM | Flag.BF16_DOT | Flag.RESIDUAL,
-        (Epilogue.STORE, Epilogue.GATED_SILU, Epilogue.GATED_GELU_TANH)),
+        {
+            "x": ("r", "f32 rows"),
+            "weight": ("r", "bf16 weight units"),
+            "norm_weight": ("r", "f32 vector of k"),
+            "bias": ("r", "f32 vector of n"),
+            "residual": ("r", "f32 rows"),
+            "y": ("w", "f32 rows"),
+        },
+        ROW
+        | {
+            "unit0": "first unit",
+            "unit1": "end of units",
+            "k": "input features",
+            "n": "valid output columns of y",
+            "x_stride": "floats a row",
+            "y_stride": "floats a row",
+            "residual_stride": "floats a row",
+        },
+        {"eps": "of the norm before"},
+        Flag.NORM | Flag.BF16_DOT | Flag.RESIDUAL,
+        (Epilogue.STORE, Epilogue.GATED_SILU, Epilogue.GATED_GELU_TANH),
+    ),
     Opcode.QKV: OpcodeSpec(
-        "grouped q, k, v projection of heads head0..head1 (q heads, then k heads, then v heads; head_dim rows each), then "
-        "per-head norm and rope on q and k; q goes to y, k and v into the KV blocks of the row's sequence",
-        {"x": ("r", "f32 rows"), "weight": ("r", "bf16 weight units"), "norm_weight": ("r", "f32 vector of k"),
-         "q_norm": ("r", "f32 vector of head_dim"), "k_norm": ("r", "f32 vector of head_dim"),
-         "rope": ("r", "f32 [max_ctx][rotary_dim]: cos halves, then sin halves"), "y": ("w", "f32 rows of q"),
-         "kv": ("w", "the layer's KV blocks")},
-        ROW | {"head0": "first head", "head1": "end of heads", "k": "input features", "num_heads": "q heads",
-               "num_kv_heads": "k heads = v heads", "head_dim": "features a head", "rotary_dim": "rotated features",
-               "x_stride": "floats a row", "y_stride": "floats a row of q"},
-        {"eps": "of the norm before", "qk_eps": "of the q/k norms"}, Flag.NORM | Flag.QK_NORM | Flag.ROPE | Flag.BF16_DOT),
+        "grouped q, k, v projection of heads head0..head1 (q heads, then k heads, then v heads; head_dim rows each), "
+        "then per-head norm and rope on q and k; q goes to y, k and v into the KV blocks of the row's sequence",
+        {
+            "x": ("r", "f32 rows"),
+            "weight": ("r", "bf16 weight units"),
+            "norm_weight": ("r", "f32 vector of k"),
+            "q_norm": ("r", "f32 vector of head_dim"),
+            "k_norm": ("r", "f32 vector of head_dim"),
+            "rope": ("r", "f32 [max_ctx][rotary_dim]: cos halves, then sin halves"),
+            "y": ("w", "f32 rows of q"),
+            "kv": ("w", "the layer's KV blocks"),
+        },
+        ROW
+        | {
+            "head0": "first head",
+            "head1": "end of heads",
+            "k": "input features",
+            "num_heads": "q heads",
+            "num_kv_heads": "k heads = v heads",
+            "head_dim": "features a head",
+            "rotary_dim": "rotated features",
+            "x_stride": "floats a row",
+            "y_stride": "floats a row of q",
+        },
+        {"eps": "of the norm before", "qk_eps": "of the q/k norms"},
+        Flag.NORM | Flag.QK_NORM | Flag.ROPE | Flag.BF16_DOT,
+    ),
     Opcode.ROPE: OpcodeSpec(
         "y = x with pairs (i, i + rotary_dim/2) of each head rotated by the row's position; with NORM each head is "
         "RMS-normalised first",
-        {"x": ("r", "f32 rows"), "rope": ("r", "f32 [max_ctx][rotary_dim]"), "y": ("w", "f32 rows"),
-         "norm_weight": ("r", "f32 vector of head_dim")},
-        ROW | {"num_heads": "heads", "head_dim": "features a head", "rotary_dim": "rotated features",
-               "x_stride": "floats a row", "y_stride": "floats a row"}, {"eps": "of the norm before"}, Flag.NORM),
+        {
+            "x": ("r", "f32 rows"),
+            "rope": ("r", "f32 [max_ctx][rotary_dim]"),
+            "y": ("w", "f32 rows"),
+            "norm_weight": ("r", "f32 vector of head_dim"),
+        },
+        ROW
+        | {
+            "num_heads": "heads",
+            "head_dim": "features a head",
+            "rotary_dim": "rotated features",
+            "x_stride": "floats a row",
+            "y_stride": "floats a row",
+        },
+        {"eps": "of the norm before"},
+        Flag.NORM,
+    ),
     Opcode.KV_APPEND: OpcodeSpec(
         "k[t] and v[t] go into the KV block of row t's sequence position",
         {"k": ("r", "f32 rows"), "v": ("r", "f32 rows"), "kv": ("w", "the layer's KV blocks")},
-        ROW | {"num_kv_heads": "heads", "head_dim": "features a head", "k_stride": "floats a row", "v_stride": "floats a row"}),
+        ROW
+        | {
+            "num_kv_heads": "heads",
+            "head_dim": "features a head",
+            "k_stride": "floats a row",
+            "v_stride": "floats a row",
+        },
+    ),
     Opcode.ATTENTION: OpcodeSpec(
         "y[t, h] = softmax(q[t, h] k^T * scale) v over positions max(0, p + 1 - window)..p of row t's sequence "
         "(window 0 = all), q heads head0..head1; scores are softcap * tanh(score / softcap) if softcap > 0",
         {"q": ("r", "f32 rows"), "kv": ("r", "the layer's KV blocks"), "y": ("w", "f32 rows")},
-        ROW | {"head0": "first q head", "head1": "end of q heads", "num_heads": "q heads", "num_kv_heads": "kv heads",
-               "head_dim": "features a head", "window": "0 = all", "q_stride": "floats a row", "y_stride": "floats a row"},
-        {"scale": "factor on the scores", "softcap": "0 = off"}),
+        ROW
+        | {
+            "head0": "first q head",
+            "head1": "end of q heads",
+            "num_heads": "q heads",
+            "num_kv_heads": "kv heads",
+            "head_dim": "features a head",
+            "window": "0 = all",
+            "q_stride": "floats a row",
+            "y_stride": "floats a row",
+        },
+        {"scale": "factor on the scores", "softcap": "0 = off"},
+    ),
     Opcode.ELEMENTWISE: OpcodeSpec(
         "y = f(a, b), f named by the epilogue; unary functions ignore b; ACT_MUL is act(a) * b",
         {"a": ("r", "f32 rows"), "b": ("r", "f32 rows"), "y": ("w", "f32 rows")},
         ROW | {"width": "features", "a_stride": "floats a row", "b_stride": "floats a row", "y_stride": "floats a row"},
-        {"factor": "of SCALE, cap of SOFTCAP"}, Flag(0),
-        (Epilogue.ADD, Epilogue.MUL, Epilogue.SCALE, Epilogue.SILU, Epilogue.GELU_TANH, Epilogue.SOFTCAP,
-         Epilogue.ACT_MUL_SILU, Epilogue.ACT_MUL_GELU_TANH)),
+        {"factor": "of SCALE, cap of SOFTCAP"},
+        Flag(0),
+        (
+            Epilogue.ADD,
+            Epilogue.MUL,
+            Epilogue.SCALE,
+            Epilogue.SILU,
+            Epilogue.GELU_TANH,
+            Epilogue.SOFTCAP,
+            Epilogue.ACT_MUL_SILU,
+            Epilogue.ACT_MUL_GELU_TANH,
+        ),
+    ),
     Opcode.SELECT: OpcodeSpec(
-        "y[s] = x[sample_rows[s]] (domain SAMPLES)", {"x": ("r", "f32 rows"), "y": ("w", "f32 rows")},
-        ROW | {"width": "features", "x_rows": "rows of x", "x_stride": "floats a row", "y_stride": "floats a row"}),
+        "y[s] = x[sample_rows[s]] (domain SAMPLES)",
+        {"x": ("r", "f32 rows"), "y": ("w", "f32 rows")},
+        ROW | {"width": "features", "x_rows": "rows of x", "x_stride": "floats a row", "y_stride": "floats a row"},
+    ),
     Opcode.SAMPLE: OpcodeSpec(
         "picks a token of each sampled row by its sampling parameters (domain SAMPLES); with advance set, it is also "
         "the row's next input token and the row's position moves on by one",
-        {"logits": ("r", "f32 rows")}, ROW | {"vocab": "valid columns", "logits_stride": "floats a row"}),
+        {"logits": ("r", "f32 rows")},
+        ROW | {"vocab": "valid columns", "logits_stride": "floats a row"},
+    ),
 }

@@ -10,6 +10,7 @@ from plow.errors import PacketError
 from plow.packet.abi import (
     ALIGN,
     NO_COUNTER,
+    NO_FLAGS,
     NO_OPERAND,
     NUM_SIGNALS,
     NUM_WAITS,
@@ -31,7 +32,7 @@ class Packet:
     operands: dict[str, int] = field(default_factory=dict)
     dims: dict[str, int] = field(default_factory=dict)
     imms: dict[str, float] = field(default_factory=dict)
-    flags: Flag = Flag(0)
+    flags: Flag = NO_FLAGS
     epilogue: Epilogue = Epilogue.STORE
     domain: Domain = Domain.ROWS
     worker: int = 0
@@ -53,7 +54,9 @@ def _encode(p: Packet, r: np.void) -> None:
     spec = OPCODES[p.opcode]
     where = f"packet {p.seq} {p.opcode.name}"
     if len(p.waits) > NUM_WAITS or len(p.signals) > NUM_SIGNALS:
-        raise PacketError(f"{len(p.waits)} waits and {len(p.signals)} signals do not fit {NUM_WAITS} and {NUM_SIGNALS}", where)
+        raise PacketError(
+            f"{len(p.waits)} waits and {len(p.signals)} signals do not fit {NUM_WAITS} and {NUM_SIGNALS}", where
+        )
     r["opcode"], r["flags"], r["worker"], r["domain"] = p.opcode, p.flags, _u16(p.worker, "worker", where), p.domain
     r["seq"], r["node"], r["epilogue"] = p.seq, p.node, p.epilogue
     r["waits"]["counter"] = NO_COUNTER
@@ -106,11 +109,17 @@ def decode(record: np.void) -> Packet:
     _check_unused(record, spec, where)
     return Packet(
         opcode=op,
-        operands={n: int(v) * ALIGN for n, v in zip(spec.operands, record["operands"], strict=False) if v != NO_OPERAND},
+        operands={
+            n: int(v) * ALIGN for n, v in zip(spec.operands, record["operands"], strict=False) if v != NO_OPERAND
+        },
         dims={n: int(v) for n, v in zip(spec.dims, record["dims"], strict=False)},
         imms={n: float(v) for n, v in zip(spec.imms, record["imms"], strict=False)},
-        flags=Flag(flags), epilogue=Epilogue(epilogue), domain=Domain(domain),
-        worker=int(record["worker"]), seq=int(record["seq"]), node=int(record["node"]),
+        flags=Flag(flags),
+        epilogue=Epilogue(epilogue),
+        domain=Domain(domain),
+        worker=int(record["worker"]),
+        seq=int(record["seq"]),
+        node=int(record["node"]),
         waits=[(int(c), int(t)) for c, t in record["waits"] if c != NO_COUNTER],
         signals=[int(c) for c in record["signals"] if c != NO_COUNTER],
     )
@@ -118,6 +127,6 @@ def decode(record: np.void) -> Packet:
 
 def _check_unused(record: np.void, spec: OpcodeSpec, where: str) -> None:
     """Fields beyond the opcode's names must hold their neutral value, so that every byte means something."""
-    unused = (record["operands"][len(spec.operands):] != NO_OPERAND).any() or record["dims"][len(spec.dims):].any()
-    if unused or record["imms"][len(spec.imms):].view(np.uint32).any():
+    unused = (record["operands"][len(spec.operands) :] != NO_OPERAND).any() or record["dims"][len(spec.dims) :].any()
+    if unused or record["imms"][len(spec.imms) :].view(np.uint32).any():
         raise PacketError("a field that the opcode does not use is set", where)

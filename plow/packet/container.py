@@ -1,6 +1,6 @@
 """The `.pkt` container: header, programs and packets, with a digest over every byte.
 
-    magic "PLOWPKT1" | header bytes u32 | packet bytes u64 | header (JSON, UTF-8) | zero padding to 128 | packets | sha256
+    magic "PLOWPKT1" | header bytes u32 | packet bytes u64 | header (JSON) | zero padding to 128 | packets | sha256
 
 The header names the target, the arena layout, the limits and each program's worker lists as (first packet, count).
 """
@@ -68,8 +68,16 @@ def dumps(file: PacketFile) -> bytes:
             lists.append([first, len(packets)])
             arrays.append(packets)
             first += len(packets)
-        records.append({"rows": p.rows, "samples": p.samples, "counter_totals": p.counter_totals, "lists": lists,
-                        "logits_offset": p.logits_offset, "logits_stride": p.logits_stride})
+        records.append(
+            {
+                "rows": p.rows,
+                "samples": p.samples,
+                "counter_totals": p.counter_totals,
+                "lists": lists,
+                "logits_offset": p.logits_offset,
+                "logits_stride": p.logits_stride,
+            }
+        )
     header = json.dumps({**file.header, "abi_version": ABI_VERSION, "programs": records}, sort_keys=True).encode()
     body = b"".join(a.tobytes() for a in arrays)
     blob = PREFIX.pack(MAGIC, len(header), len(body)) + header
@@ -85,7 +93,7 @@ def loads(blob: bytes, where: str = "model.pkt") -> PacketFile:
     if hashlib.sha256(blob[:-32]).digest() != blob[-32:]:
         raise PacketError("digest does not match the bytes", where, fix)
     _, header_bytes, body_bytes = PREFIX.unpack_from(blob)
-    header = json.loads(blob[PREFIX.size:PREFIX.size + header_bytes])
+    header = json.loads(blob[PREFIX.size : PREFIX.size + header_bytes])
     if header["abi_version"] != ABI_VERSION:
         raise PacketError(f"packet ABI {header['abi_version']}, this interpreter runs {ABI_VERSION}", where, fix)
     start = PREFIX.size + header_bytes
@@ -95,8 +103,10 @@ def loads(blob: bytes, where: str = "model.pkt") -> PacketFile:
     packets = np.frombuffer(blob, PACKET, body_bytes // PACKET_BYTES, start)
     programs = []
     for r in header.pop("programs"):
-        lists = [packets[a:a + n] for a, n in r["lists"]]
-        programs.append(ProgramRecord(r["rows"], r["samples"], r["counter_totals"], lists, r["logits_offset"], r["logits_stride"]))
+        lists = [packets[a : a + n] for a, n in r["lists"]]
+        programs.append(
+            ProgramRecord(r["rows"], r["samples"], r["counter_totals"], lists, r["logits_offset"], r["logits_stride"])
+        )
     for p in programs:
         _check_lists(p, where)
     return PacketFile(header, programs)

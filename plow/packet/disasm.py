@@ -20,12 +20,15 @@ def line(p: Packet, nodes: list[str]) -> str:
     dims = " ".join(f"{k}={v}" for k, v in p.dims.items())
     imms = " ".join(f"{k}={v:.8g}" for k, v in p.imms.items() if v)
     node = nodes[p.node] if p.node < len(nodes) else "?"
-    return f"{p.seq:5d} w{p.worker} {name}{flags}{rows} {node} | {waits} -> {signals} | {operands} | {dims} | {imms}".rstrip(" |")
+    head = f"{p.seq:5d} w{p.worker} {name}{flags}{rows} {node}"
+    return " | ".join(x for x in (head, f"{waits} -> {signals}", operands, dims, imms) if x)
 
 
 def program_lines(program: ProgramRecord, nodes: list[str]) -> Iterator[str]:
-    yield (f"; program T={program.rows} S={program.samples}: {program.num_packets} packets, "
-           f"{program.num_counters} counters, {len(program.lists)} workers")
+    yield (
+        f"; program T={program.rows} S={program.samples}: {program.num_packets} packets, "
+        f"{program.num_counters} counters, {len(program.lists)} workers"
+    )
     for record in program.by_seq():
         yield line(decode(record), nodes)
 

@@ -33,8 +33,10 @@ class Region:
         """Smallest byte interval that covers the region."""
         if self.kv:
             return self.offset, self.offset + self.stride
-        return (self.offset + 4 * (self.row0 * self.stride + self.col0),
-                self.offset + 4 * ((self.row1 - 1) * self.stride + self.col1))
+        return (
+            self.offset + 4 * (self.row0 * self.stride + self.col0),
+            self.offset + 4 * ((self.row1 - 1) * self.stride + self.col1),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Weight layouts: how a checkpoint tensor lies in the arena so that an interpreter streams it.
 
-    units: W [N, K] bf16 -> [ceil(N/32)][K/2][2][16][2];  unit u, pair p, half h, lane l, j holds W[32u + 16h + l, 2p + j]
+    units: W [N, K] bf16 -> [ceil(N/32)][K/2][2][16][2]; unit u, pair p, half h, lane l, j: W[32u + 16h + l, 2p + j]
 
 One 128-byte step of a unit holds two k of 32 output rows: a shift or a mask decodes it to fp32, bf16 dot products take
 it as it is, and the epilogue is lane-wise. Rows beyond N are zero.

@@ -52,13 +52,6 @@ class State:
     def vector(self, p: Packet, operand: str, width: int) -> Array:
         return self.array(p.operands[operand], np.float32, width)
 
-    def weight_rows(self, p: Packet, operand: str, unit0: int, unit1: int, k: int) -> Array:
-        """f32 [32 * (unit1 - unit0), k]: rows of units in the order (unit, half, lane)."""
-        offset = p.operands[operand] + unit0 * UNIT_ROWS * k * 2
-        units = self.array(offset, np.uint16, unit1 - unit0, k // 2, 2, LANES, 2)
-        bits = units.transpose(0, 2, 3, 1, 4).reshape(-1, k)
-        return (bits.astype(np.uint32) << 16).view(np.float32)
-
     def kv_blocks(self, p: Packet) -> Array:
         """f32 [num_kv_blocks, 2, num_kv_heads, 16 * head_dim]; keys lie [head_dim][16], values [16][head_dim]."""
         return self.array(p.operands["kv"], np.float32, self.limits.num_kv_blocks, 2, p.dims["num_kv_heads"],
@@ -95,6 +88,18 @@ def projection_input(s: State, p: Packet, rows: range) -> Array:
     return x
 
 
+def project(s: State, p: Packet, x: Array, unit0: int, unit1: int) -> Array:
+    """x: [rows, k] times the weights of units unit0..unit1: f32 [rows, 32 * units].
+
+    A u32 word of a unit holds two k of one output row, even k in the low half; bf16 is the high half of an f32.
+    """
+    k = p.dims["k"]
+    words = s.array(p.operands["weight"] + unit0 * UNIT_ROWS * k * 2, np.uint32, unit1 - unit0, k // 2, UNIT_ROWS)
+    even, odd = (words << 16).view(np.float32), (words & np.uint32(0xFFFF0000)).view(np.float32)
+    y = x[:, 0::2] @ even + x[:, 1::2] @ odd  # [unit, row, 32]
+    return y.transpose(1, 0, 2).reshape(len(x), (unit1 - unit0) * UNIT_ROWS)
+
+
 def embed(s: State, p: Packet) -> None:
     rows, k = s.loop(p), p.dims["width"]
     table = s.array(p.operands["table"], np.uint16, -(-p.dims["vocab"] // UNIT_ROWS), k // 2, 2, LANES, 2)
@@ -116,13 +121,13 @@ def norm(s: State, p: Packet) -> None:
 def linear(s: State, p: Packet) -> None:
     d, loop = p.dims, s.loop(p)
     rows = slice(loop.start, None, loop.step)
-    y = projection_input(s, p, loop) @ s.weight_rows(p, "weight", d["unit0"], d["unit1"], d["k"]).T
+    y = project(s, p, projection_input(s, p, loop), d["unit0"], d["unit1"])
     width = UNIT_ROWS
     if p.epilogue != Epilogue.STORE:
         width = LANES
-        halves = y.reshape(len(y), -1, 2, LANES)
+        halves = y.reshape(len(y), d["unit1"] - d["unit0"], 2, LANES)
         act = silu if p.epilogue == Epilogue.GATED_SILU else gelu_tanh
-        y = (act(halves[:, :, 0]) * halves[:, :, 1]).reshape(len(y), -1)
+        y = (act(halves[:, :, 0]) * halves[:, :, 1]).reshape(len(y), y.shape[1] // 2)
     cols = slice(d["unit0"] * width, min(d["unit1"] * width, d["n"]))
     y = y[:, :cols.stop - cols.start]
     if "bias" in p.operands:
@@ -137,8 +142,8 @@ def qkv(s: State, p: Packet) -> None:
     hd, nq, nkv = d["head_dim"], d["num_heads"], d["num_kv_heads"]
     row0, row1 = d["head0"] * hd, d["head1"] * hd
     unit0, unit1 = row0 // UNIT_ROWS, -(-row1 // UNIT_ROWS)
-    w = s.weight_rows(p, "weight", unit0, unit1, d["k"])[row0 - unit0 * UNIT_ROWS:][:row1 - row0]
-    z = (projection_input(s, p, loop) @ w.T).reshape(len(loop), -1, hd)
+    z = project(s, p, projection_input(s, p, loop), unit0, unit1)[:, row0 - unit0 * UNIT_ROWS:][:, :row1 - row0]
+    z = z.reshape(len(loop), d["head1"] - d["head0"], hd)
     q, k, v = (z[:, max(a - d["head0"], 0):max(b - d["head0"], 0)] for a, b in
                ((0, nq), (nq, nq + nkv), (nq + nkv, nq + 2 * nkv)))
     if p.flags & Flag.QK_NORM:
@@ -175,7 +180,7 @@ def rope(s: State, p: Packet) -> None:
     x = s.rows(p, "x", "x_stride", width)[rows.start::rows.step]
     if p.flags & Flag.NORM:
         x = rms_norm(x, s.vector(p, "norm_weight", p.dims["head_dim"]), p.imms["eps"])
-    y = rotate(x.reshape(len(x), -1, p.dims["head_dim"]), *rope_rows(s, p, rows))
+    y = rotate(x.reshape(len(x), p.dims["num_heads"], p.dims["head_dim"]), *rope_rows(s, p, rows))
     s.rows(p, "y", "y_stride", width)[rows.start::rows.step] = y.reshape(x.shape)
 
 

@@ -1,6 +1,6 @@
 """Arena addresses: weights once for the bundle, activations by liveness for each program, KV regions at the end.
 
-    0 ............ weights ............ | activations (largest program) | KV regions, one a cache |
+0 ............ weights ............ | activations (largest program) | KV regions, one a cache |
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def place_activations(graph: Graph, forms: list[Form], rows: int, samples: int) 
     for name in sorted(born, key=lambda v: born[v]):
         live = sorted((offsets[v], size[v]) for v in offsets if last[v] >= born[name])
         at = _first_gap(live, size[name])
-        shared[name] = [v for v in offsets if last[v] < born[name] and offsets[v] < at + size[name] and at < offsets[v] + size[v]]
+        shared[name] = [
+            v for v in offsets if last[v] < born[name] and offsets[v] < at + size[name] and at < offsets[v] + size[v]
+        ]
         offsets[name] = at
         total = max(total, at + size[name])
     return Placement(offsets, shared, total)

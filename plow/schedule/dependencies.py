@@ -62,7 +62,7 @@ def schedule(groups: list[Group], workers: int, num_kv_blocks: int) -> Scheduled
             for first in range(0, max(1, len(waits)), NUM_WAITS):
                 last = first + NUM_WAITS >= len(waits)
                 carrier = p if last else Packet(Opcode.NOP, worker=p.worker, node=p.node)
-                carrier.waits = waits[first:first + NUM_WAITS]
+                carrier.waits = waits[first : first + NUM_WAITS]
                 emit(carrier)
     for worker in [w for w in range(workers) if lengths[w] == 0]:
         emit(Packet(Opcode.NOP, worker=worker, waits=[(STEP_COUNTER, workers)]))
@@ -74,8 +74,16 @@ def schedule(groups: list[Group], workers: int, num_kv_blocks: int) -> Scheduled
     return Scheduled(out, totals)
 
 
-def _needed(p: Packet, g: Group, groups: list[Group], seen: dict[int, list[Effect]], index: dict[int, int],
-            clock: list[int], after: dict[int, list[int]], counters: dict[int, int]) -> list[int]:
+def _needed(
+    p: Packet,
+    g: Group,
+    groups: list[Group],
+    seen: dict[int, list[Effect]],
+    index: dict[int, int],
+    clock: list[int],
+    after: dict[int, list[int]],
+    counters: dict[int, int],
+) -> list[int]:
     """Groups that p has to wait for; latest first, so that earlier ones are often implied."""
     waits: list[int] = []
     for i in sorted(set(g.follows), reverse=True):

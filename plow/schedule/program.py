@@ -25,8 +25,9 @@ class Layout:
     num_kv_blocks: int
 
 
-def build_program(graph: Graph, forms: list[Form], placement: Placement, layout: Layout, rows: int, samples: int,
-                  workers: int) -> ProgramRecord:
+def build_program(
+    graph: Graph, forms: list[Form], placement: Placement, layout: Layout, rows: int, samples: int, workers: int
+) -> ProgramRecord:
     """The program of one bucket. forms end with SAMPLE; node ids are indices into `forms`."""
     groups: list[Group] = []
     makers = _Makers(placement)
@@ -40,8 +41,14 @@ def build_program(graph: Graph, forms: list[Form], placement: Placement, layout:
     logits = forms[-1]
     ref = logits.operands["logits"]
     assert isinstance(ref, ValueRef)
-    return ProgramRecord(rows, samples, result.counter_totals, lists, layout.activations_start + placement.offsets[ref.name],
-                         logits.dims["logits_stride"])
+    return ProgramRecord(
+        rows,
+        samples,
+        result.counter_totals,
+        lists,
+        layout.activations_start + placement.offsets[ref.name],
+        logits.dims["logits_stride"],
+    )
 
 
 class _Makers:
@@ -75,7 +82,9 @@ def _packet(form: Form, node: int, tile: Tile, rows: int, placement: Placement, 
     if form.opcode == Opcode.SELECT:
         dims["x_rows"] = rows
     operands = {name: _address(ref, placement, layout) for name, ref in form.operands.items()}
-    return Packet(form.opcode, operands, dims, dict(form.imms), form.flags, form.epilogue, form.domain, tile.worker, node=node)
+    return Packet(
+        form.opcode, operands, dims, dict(form.imms), form.flags, form.epilogue, form.domain, tile.worker, node=node
+    )
 
 
 def _address(ref: Ref, placement: Placement, layout: Layout) -> int:

@@ -35,7 +35,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Simulation:
-    """step_s: end of the last packet; bytes, flops: sums; bound_s: the roofline of the sums (no schedule can beat it)."""
+    """step_s: end of the last packet; bytes, flops: sums; bound_s: their roofline (no schedule can beat it)."""
 
     spans: list[Span]
     step_s: float

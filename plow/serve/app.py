@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from plow import __version__
-from plow.errors import PlowError, RequestError
-from plow.serve.protocol import ChatBody, CompletionBody, GenerateBody, error_body, http_error
+from plow.errors import PlowError
+from plow.serve.protocol import ChatBody, CompletionBody, GenerateBody, UnknownModel, error_body, http_error
 from plow.serve.replies import ChatReply, CompletionReply, Reply
 from plow.serve.service import Choice, Generation, Service, collect
 
@@ -57,11 +57,8 @@ def create_app(service: Service) -> FastAPI:
     async def chat(body: ChatBody, request: Request) -> Response:
         _check_model(service, body.model)
         body.check()
-        if service.tokenizer.chat is None:
-            raise RequestError("this model has no chat template", "messages", "use /v1/completions")
-        text = service.tokenizer.chat.render(body.messages, **(body.chat_template_kwargs or {}))
-        # The template writes its own BOS.
-        prompt = service.tokenizer.encode(text, add_special_tokens=False)
+        # Off the loop: a long text takes milliseconds, in which other streams would stand still.
+        prompt = await asyncio.to_thread(service.encode_chat, body.messages, body.chat_template_kwargs or {})
         generation = service.start(body, [prompt], body.limit, body.num_logprobs)
         return await _answer(body, request, generation, ChatReply(service, body.num_logprobs is not None))
 
@@ -69,15 +66,11 @@ def create_app(service: Service) -> FastAPI:
     async def completions(body: CompletionBody, request: Request) -> Response:
         _check_model(service, body.model)
         body.check()
-        prompts = [service.tokenizer.encode(p) if isinstance(p, str) else p for p in body.prompts]
+        prompts = await asyncio.to_thread(service.encode, body.prompts)
         generation = service.start(body, prompts, body.limit, body.num_logprobs)
         return await _answer(body, request, generation, CompletionReply(service, body.num_logprobs is not None))
 
     return app
-
-
-class UnknownModel(RequestError):
-    """The request names a model that is not served here."""
 
 
 def _check_model(service: Service, name: str | None) -> None:
@@ -86,10 +79,6 @@ def _check_model(service: Service, name: str | None) -> None:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(UnknownModel)
-    async def unknown(_: Request, error: UnknownModel) -> JSONResponse:
-        return JSONResponse(error_body(error.line(), "invalid_request_error", "model", "model_not_found"), 404)
-
     @app.exception_handler(PlowError)
     async def typed(_: Request, error: PlowError) -> JSONResponse:
         status, body = http_error(error)

@@ -22,6 +22,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Parameters that would change the answer and are not implemented: any value but these (and null) is refused."""
 
 
+class UnknownModel(RequestError):
+    """The request names a model that is not served here."""
+
+
 class StreamOptions(BaseModel):
     include_usage: bool = False
 
@@ -140,6 +144,8 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
 
 def http_error(error: Exception) -> tuple[int, dict[str, Any]]:
     """Status and body of an error."""
+    if isinstance(error, UnknownModel):
+        return 404, error_body(error.line(), "invalid_request_error", "model", "model_not_found")
     if isinstance(error, ContextTooLong):
         return 400, error_body(error.line(), "invalid_request_error", error.where, "context_length_exceeded")
     if isinstance(error, Overloaded):

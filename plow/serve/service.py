@@ -12,6 +12,7 @@ from typing import Any
 from plow.errors import RequestError
 from plow.runtime.async_engine import AsyncEngine, Mailbox, Ticket
 from plow.runtime.bundle import Bundle
+from plow.runtime.chat import Message
 from plow.runtime.request import Event, Finish, Request, TokenLogprob
 from plow.runtime.text import TextStream, Tokenizer
 from plow.serve.protocol import GenerateBody
@@ -39,6 +40,19 @@ class Service:
         self.bundle, self.engine, self.tokenizer, self.model = bundle, engine, tokenizer, model
         self.eos_ids = frozenset(eos_ids)
         self.defaults = defaults or {}
+
+    def encode(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        """Token ids of texts; ids pass."""
+        return [self.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
+
+    def encode_chat(self, messages: Sequence[Message], variables: dict[str, Any]) -> list[int]:
+        """Token ids of the rendered template, which writes its own BOS. variables: extra ones for the template."""
+        if self.tokenizer.chat is None:
+            raise RequestError("this model has no chat template", "messages", "use /v1/completions")
+        reserved = {"messages", "add_generation_prompt", *self.tokenizer.special_tokens} & set(variables)
+        if reserved:
+            raise RequestError(f"{sorted(reserved)[0]} is set by the server", "chat_template_kwargs", "leave it out")
+        return self.tokenizer.encode(self.tokenizer.chat.render(messages, **variables), add_special_tokens=False)
 
     def start(self, body: GenerateBody, prompts: Sequence[list[int]], limit: int | None,
               logprobs: int | None) -> Generation:

@@ -45,7 +45,7 @@ def compare(control: Measure, treatment: Measure, rounds: int = 6) -> AB:
     t2: list[float] = []
     arms = [(control, c1), (treatment, t1), (control, c2), (treatment, t2)]
     for i in range(rounds):
-        for measure, into in arms[i % 4:] + arms[:i % 4]:
+        for measure, into in arms[i % 4 :] + arms[: i % 4]:
             into.append(_valid(measure()))
     return judge(c1, c2, t1, t2)
 

@@ -59,7 +59,9 @@ def read(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             raise ConfigError("line is no JSON", f"{path}:{i}", "remove the damaged line") from None
         if data.get("schema") != SCHEMA or data.get("digest") != digest(data):
-            raise ConfigError("record does not match its digest", f"{path}:{i}", "measure it again; records are never edited")
+            raise ConfigError(
+                "record does not match its digest", f"{path}:{i}", "measure it again; records are never edited"
+            )
         records.append(data)
     return records
 
@@ -69,5 +71,8 @@ def winners(path: Path, target: str, machine: str | None = None) -> dict[str, di
     found: dict[str, dict[str, Any]] = {}
     for r in read(path):
         if r["target"] == target and machine in (None, r["machine"]):
-            found[r["option"]] = {"value": r["value"] if r["won"] else r["baseline"], "source": f"tune {r['digest'][:12]}"}
+            found[r["option"]] = {
+                "value": r["value"] if r["won"] else r["baseline"],
+                "source": f"tune {r['digest'][:12]}",
+            }
     return found

@@ -24,10 +24,16 @@ def measure_machine(library: Path | None = None) -> Machine:
     p = probe(library)
     sources = dict.fromkeys(("read_bytes_per_s", "fp32_flops", "bf16_flops", "hop_s"), "measured")
     return Machine(
-        name=f"{cpu_name()} x{int(p['threads'])}", workers=int(p["threads"]), read_bytes_per_s=p["read_bytes_per_s"],
-        fp32_flops=p["fp32_flops"], bf16_flops=p["bf16_dot_flops"] or p["fp32_flops"], hop_s=p["hop_s"] or SINGLE_CORE_HOP_S,
-        packet_s=PACKET_S, note=f"{datetime.now(UTC):%Y-%m-%d} plow.tune.machine.measure_machine, best of 5",
-        sources={**sources, "packet_s": "estimated"})
+        name=f"{cpu_name()} x{int(p['threads'])}",
+        workers=int(p["threads"]),
+        read_bytes_per_s=p["read_bytes_per_s"],
+        fp32_flops=p["fp32_flops"],
+        bf16_flops=p["bf16_dot_flops"] or p["fp32_flops"],
+        hop_s=p["hop_s"] or SINGLE_CORE_HOP_S,
+        packet_s=PACKET_S,
+        note=f"{datetime.now(UTC):%Y-%m-%d} plow.tune.machine.measure_machine, best of 5",
+        sources={**sources, "packet_s": "estimated"},
+    )
 
 
 @cache

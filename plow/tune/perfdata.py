@@ -67,8 +67,12 @@ def cpu_name() -> str:
 def host(accelerator: str = "") -> dict[str, Any]:
     """{"cpu", "cores" (usable by this process), "os", "accelerator"}."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": cpu_name(), "cores": usable, "os": f"{platform.system()} {platform.release()}",
-            "accelerator": accelerator}
+    return {
+        "cpu": cpu_name(),
+        "cores": usable,
+        "os": f"{platform.system()} {platform.release()}",
+        "accelerator": accelerator,
+    }
 
 
 def versions() -> dict[str, str]:

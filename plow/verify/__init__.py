@@ -7,3 +7,7 @@ built, any verdict taken by Python where Lean's kernel can take it.
 
     python -m plow.verify certify BUNDLE | check BUNDLE | audit | self-test | payload BUNDLE --program 0
 """
+
+from plow.verify.certificate import Certificate, certify, check_bundle
+
+__all__ = ["Certificate", "certify", "check_bundle"]

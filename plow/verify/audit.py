@@ -6,6 +6,7 @@ of the compiled library (`inspect`: every module built, every listed theorem the
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -66,23 +67,28 @@ def scan(root: Path | None = None) -> list[Finding]:
     return found + _nat_spec(declared)
 
 
+IN_COMMENT = re.compile(r"/-|-/")
+IN_CODE = re.compile(r'/-|--[^\n]*|"(?:\\.|[^"\\])*"', re.S)
+
+
+@functools.lru_cache(maxsize=64)
 def strip(text: str) -> str:
     """Lean source with comments and string literals blanked; lines keep their numbers."""
-    out, depth, i = [], 0, 0
-    while i < len(text):
-        if text.startswith("/-", i):
-            depth, i = depth + 1, i + 2
-        elif depth and text.startswith("-/", i):
-            depth, i = depth - 1, i + 2
-        elif not depth and text.startswith("--", i):
-            i = (text + "\n").index("\n", i)
-        elif not depth and (string := re.compile(r'"(?:\\.|[^"\\])*"', re.S).match(text, i)):
-            out.append('""' + "\n" * string.group().count("\n"))
-            i = string.end()
-        else:
-            out.append(text[i] if not depth or text[i] == "\n" else " ")
-            i += 1
-    return "".join(out)
+    out, depth, at = [], 0, 0
+    while m := (IN_COMMENT if depth else IN_CODE).search(text, at):
+        out.append(_lines(text[at:m.start()]) if depth else text[at:m.start()])
+        token, at = m.group(), m.end()
+        if token == "/-":
+            depth += 1
+        elif token == "-/":
+            depth -= 1
+        elif token.startswith('"'):
+            out.append('""' + _lines(token))
+    return "".join(out) + (_lines(text[at:]) if depth else text[at:])
+
+
+def _lines(text: str) -> str:
+    return "\n" * text.count("\n")
 
 
 SPACE = re.compile(r"^\s*(namespace|section|end)\b[ \t]*(\S*)")

@@ -11,7 +11,7 @@ from collections import Counter
 
 from plow.packet.abi import STEP_COUNTER
 from plow.verify.checkpoint import Fault
-from plow.verify.format_d import Fan, PayloadD, fan_literal, sync_of, witness_literal
+from plow.verify.format_d import Fan, PayloadD, fan_literal, has_gap, slots_of, sync_of, witness_literal
 from plow.verify.order import Sync
 
 
@@ -36,6 +36,9 @@ def _packets(p: PayloadD, syncs: list[Sync], seqs: list[int]) -> list[Fault]:
     listed: Counter[int] = Counter()
     for i, s in enumerate(syncs):
         texts = [f"stands at place {i} but carries seq {seqs[i]}"] if seqs[i] != i else []
+        waits, raw_signals = slots_of(p.records[i])
+        if has_gap([c for c, _ in waits]) or has_gap(raw_signals):
+            texts.append("uses a wait or signal slot after an unused one")
         texts += [text for c, t in s.waits if (text := _wait(p, c, t, signals[c]))]
         if not listed[s.worker] and not any(c == STEP_COUNTER and t >= _total(p, c) for c, t in s.waits):
             texts.append(f"is first of worker {s.worker} and does not wait for the previous step")

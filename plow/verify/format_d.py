@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from plow.packet.abi import NO_COUNTER, NUM_WAITS
@@ -100,7 +101,20 @@ def fan_literal(f: Fan) -> str:
 
 
 def sync_of(record: bytes) -> Sync:
-    """Decode a payload record (bytes 4..35 of a packet)."""
+    """Decode a payload record (bytes 4..35 of a packet); waits and signals end at the first unused slot."""
+    waits, signals = slots_of(record)
+    used_waits = itertools.takewhile(lambda wait: wait[0] != NO_COUNTER, waits)
+    used_signals = itertools.takewhile(lambda c: c != NO_COUNTER, signals)
+    return Sync(int.from_bytes(record[:2], "little"), list(used_waits), list(used_signals))
+
+
+def slots_of(record: bytes) -> tuple[list[tuple[int, int]], list[int]]:
+    """All wait slots (counter, threshold) and signal slots, used or not."""
     u16 = [int.from_bytes(record[i:i + 2], "little") for i in range(0, RECORD_BYTES, 2)]
-    waits = [(u16[6 + 2 * k], u16[7 + 2 * k]) for k in range(NUM_WAITS)]
-    return Sync(u16[0], [(c, t) for c, t in waits if c != NO_COUNTER], [c for c in u16[14:16] if c != NO_COUNTER])
+    return [(u16[6 + 2 * k], u16[7 + 2 * k]) for k in range(NUM_WAITS)], u16[14:16]
+
+
+def has_gap(counters: list[int]) -> bool:
+    """A slot is used after one that is not."""
+    used = [c != NO_COUNTER for c in counters]
+    return used != sorted(used, reverse=True)

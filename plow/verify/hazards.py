@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plow.packet.abi import Domain, Opcode
+from plow.packet.abi import Opcode
 from plow.packet.codec import Packet
 from plow.packet.effects import Effect, Region, effects, overlaps
 
@@ -51,7 +51,6 @@ def packet_effects(p: Packet, num_kv_blocks: int) -> list[Effect]:
     if mode:
         # Tokens are fed back only in pure decode steps, where sample s is row s, so rows and samples share one axis.
         rows = (p.dims["row0"], p.dims["row1"], p.dims["row_step"])
-        assert mode == "r" or p.domain == Domain.SAMPLES
         found.append(Effect(mode, "tokens", Region(STEP_INPUTS, 1, *rows, 0, 1)))
     return found
 

@@ -23,13 +23,12 @@ BUILD_TIMEOUT = 120.0
 
 
 def source_root() -> Path:
-    """The folder of Lean sources: `lean/` beside the package (a checkout) or inside it (an installed wheel)."""
-    package = Path(__file__).parents[1]
-    for root in (package.parent / "lean", package / "lean"):
-        if (root / "lean-toolchain").is_file():
-            return root
-    raise ToolMissing("the Lean sources are not installed", str(package.parent / "lean"),
-                      "install plow from a checkout or a complete wheel")
+    """The folder of Lean sources: `lean/` beside the package, in a checkout and in an installed wheel."""
+    root = Path(__file__).parents[2] / "lean"
+    if not (root / "lean-toolchain").is_file():
+        fix = "install plow from a checkout or a complete wheel"
+        raise ToolMissing("the Lean sources are not installed", str(root), fix)
+    return root
 
 
 def modules(root: Path) -> list[str]:

@@ -36,9 +36,18 @@ def build_program(program: ProgramRecord, file: PacketFile) -> PayloadD:
     syncs = [Sync(p.worker, p.waits, p.signals) for p in packets]
     order = Order(syncs, program.counter_totals)
     blocks = file.header["limits"]["num_kv_blocks"]
+    hazards = required([packet_effects(p, blocks) for p in packets], [p.worker for p in packets])
+    witnesses, fans = justify(hazards, order, names, title)
+    records = [r.tobytes()[SYNC_BYTES] for r in raw]
+    return PayloadD(title, records, list(program.counter_totals), [len(x) for x in program.lists], witnesses,
+                    fans, names)
+
+
+def justify(hazards: list[Hazard], order: Order, names: list[str], title: str) -> tuple[list[Witness], list[Fan]]:
+    """What enforces each required order. Raises VerifyError naming the packets when nothing does."""
     witnesses: list[Witness] = []
     direct: dict[tuple[int, int], list[int]] = {}
-    for h in required([packet_effects(p, blocks) for p in packets], [p.worker for p in packets]):
+    for h in hazards:
         counter = order.direct(h.before, h.after)
         if counter is not None:
             direct.setdefault((counter, h.after), []).append(h.before)
@@ -47,9 +56,7 @@ def build_program(program: ProgramRecord, file: PacketFile) -> PayloadD:
         if via is None:
             raise _unordered(h, names, title)
         witnesses.append(Witness(h.before, h.after, via))
-    records = [r.tobytes()[SYNC_BYTES] for r in raw]
-    return PayloadD(title, records, list(program.counter_totals), [len(x) for x in program.lists], witnesses,
-                    _fans(direct, order), names)
+    return witnesses, _fans(direct, order)
 
 
 def _fans(direct: dict[tuple[int, int], list[int]], order: Order) -> list[Fan]:
@@ -105,4 +112,5 @@ CHECKPOINT = Checkpoint(
     claim="in runs of any number of steps no state is stuck, steps never overlap, and every packet starts only after "
           "all packets that it must follow have finished",
     theorem="CounterProtocol.sound", also=("CounterProtocol.DeadlockFree.completes", "Nat.Spec.div_mod"),
-    module="CounterProtocol.Checked", check="check payload", statement="Safe payload.program", build=build, diagnose=diagnose)
+    module="CounterProtocol.Checked", check="check payload", statement="Safe payload.program", build=build,
+    diagnose=diagnose)

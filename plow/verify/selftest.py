@@ -72,7 +72,8 @@ def _runner(payload: PayloadD, control: bool) -> Callable[[], Outcome]:
 
 
 def mutated(payload: PayloadD, mutate: Mutation) -> PayloadD:
-    """A corrupted copy. Raises VerifyError when the program has no place for the fault."""
+    """A corrupted copy. A mutation changes the decoded packets, or the payload itself. Raises VerifyError when the
+    program has no place for the fault."""
     p = copy.deepcopy(payload)
     syncs = [sync_of(r) for r in p.records]
     mutate(syncs, p)
@@ -85,6 +86,12 @@ def record_of(s: Sync, old: bytes) -> bytes:
     signals = [*s.signals, *[NO_COUNTER] * NUM_SIGNALS][:NUM_SIGNALS]
     words = [x for wait in waits for x in wait] + signals
     return s.worker.to_bytes(2, "little") + old[2:12] + b"".join(x.to_bytes(2, "little") for x in words)
+
+
+def _gap(syncs: list[Sync], p: PayloadD) -> None:
+    """The wait moves behind an unused slot, where an interpreter that stops there does not see it."""
+    i, k = _waiter(syncs)
+    syncs[i].waits.insert(k, (NO_COUNTER, 0))
 
 
 def _waiter(syncs: list[Sync]) -> tuple[int, int]:
@@ -198,6 +205,7 @@ MUTATIONS: dict[str, Mutation] = {
     "wait dropped": _drop_wait,
     "signal dropped": _drop_signal,
     "producer no longer counted": _uncounted_producer,
+    "wait behind an unused slot": _gap,
     "cycle of waits": _cycle,
     "producer and consumer swapped": _swap_order,
     "order that nothing enforces": _uncovered,

@@ -39,7 +39,12 @@ class HfArm:
     def _decode(self, position: int, token: int, cache: Any) -> list[int]:
         tokens = []
         for i in range(self.request["steps"]):
-            out = self.model(torch.tensor([[token]]), past_key_values=cache, use_cache=True, position_ids=torch.tensor([[position + i]]))
+            out = self.model(
+                torch.tensor([[token]]),
+                past_key_values=cache,
+                use_cache=True,
+                position_ids=torch.tensor([[position + i]]),
+            )
             token = int(out.logits[0, -1].argmax())
             tokens.append(token)
         return tokens
@@ -50,4 +55,8 @@ if __name__ == "__main__":
     logging.disable_progress_bar()
     torch.set_num_threads(int(sys.argv[3]))
     arm = HfArm(sys.argv[1], sys.argv[2])
-    serve(arm.prepare, arm.go, {"arm": f"transformers {sys.argv[2]}", "transformers": transformers.__version__, "torch": torch.__version__})
+    serve(
+        arm.prepare,
+        arm.go,
+        {"arm": f"transformers {sys.argv[2]}", "transformers": transformers.__version__, "torch": torch.__version__},
+    )

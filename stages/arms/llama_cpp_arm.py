@@ -49,7 +49,7 @@ def decode(ctx: Any, tokens: list[int], positions: list[int], sequences: list[in
 def prompt(ctx: Any, sequence: int, ids: list[int]) -> int:
     token = -1
     for at in range(0, len(ids), 512):
-        part = ids[at:at + 512]
+        part = ids[at : at + 512]
         wanted = [False] * (len(part) - 1) + [at + 512 >= len(ids)]
         out = decode(ctx, part, list(range(at, at + len(part))), [sequence] * len(part), wanted)
         token = out[0] if out else token

@@ -36,7 +36,7 @@ class PlowArm:
         """Process a prompt in chunks of the largest program; returns the greedy next token."""
         token, chunk = -1, self.programs[-1][0]
         for at in range(0, len(ids), chunk):
-            part = ids[at:at + chunk]
+            part = ids[at : at + chunk]
             last = [len(part) - 1] if at + chunk >= len(ids) else []
             batch = StepBatch.greedy(part, range(at, at + len(part)), [slot] * len(part), last, self.pages)
             out = self.backend.run(self.program(len(part)), batch)

@@ -52,9 +52,13 @@ class Arm:
     def __init__(self, name: str, command: list[str], env: dict[str, str] | None = None) -> None:
         self.name = name
         try:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+            )
         except OSError as e:
-            raise ToolMissing(f"arm {name} cannot start: {e.strerror}", command[0], "install the peer or leave the arm out") from None
+            raise ToolMissing(
+                f"arm {name} cannot start: {e.strerror}", command[0], "install the peer or leave the arm out"
+            ) from None
         self._read()
         self.info = self.ask({"cmd": "info"})
 
@@ -79,7 +83,11 @@ class Arm:
         line = self.process.stdout.readline()
         if not line:
             words = self.process.stderr.read().strip().splitlines()
-            raise ArmFailed(f"arm {self.name} ended: {words[-1] if words else 'no message'}", self.name, "run the arm's command by hand")
+            raise ArmFailed(
+                f"arm {self.name} ended: {words[-1] if words else 'no message'}",
+                self.name,
+                "run the arm's command by hand",
+            )
         return json.loads(line)
 
     def close(self) -> None:

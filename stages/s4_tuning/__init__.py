@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from plow.tune.machine import measure_machine
 from plow.tune import database
 from plow.tune.ab import AB, compare
+from plow.tune.machine import measure_machine
 from stages.arms.plow_arm import command
 from stages.arms.protocol import Arm
 from stages.base import Progress, Stage, StageContext
@@ -19,7 +19,11 @@ from stages.bundles import compile_fresh, tune_database
 from stages.s4_tuning.gate import gate
 from stages.s4_tuning.planted import PLANTED
 
-TRIALS: tuple[tuple[str, Any, Any], ...] = (("workers", 1, 2), ("prefetch_bytes", 8192, 4096), ("prefetch_bytes", 8192, 16384))
+TRIALS: tuple[tuple[str, Any, Any], ...] = (
+    ("workers", 1, 2),
+    ("prefetch_bytes", 8192, 4096),
+    ("prefetch_bytes", 8192, 16384),
+)
 """(option, baseline, candidate): one lever at a time. A later trial of an option starts from the winner so far."""
 STEPS = 24
 
@@ -40,9 +44,21 @@ def work(ctx: StageContext, progress: Progress) -> None:
         result = trial(ctx, option, base, candidate, best)
         won = result.verdict == "win"
         best[option] = candidate if won else base
-        database.append(path, database.Record(
-            option, candidate, base, ctx.target, machine.name, ctx.checkpoint.name, result.as_dict(), won,
-            datetime.now(UTC).isoformat(timespec="seconds"), "plow-bringup run --through 4"))
+        database.append(
+            path,
+            database.Record(
+                option,
+                candidate,
+                base,
+                ctx.target,
+                machine.name,
+                ctx.checkpoint.name,
+                result.as_dict(),
+                won,
+                datetime.now(UTC).isoformat(timespec="seconds"),
+                "plow-bringup run --through 4",
+            ),
+        )
 
 
 def trial(ctx: StageContext, option: str, base: Any, candidate: Any, best: dict[str, Any]) -> AB:
@@ -68,12 +84,35 @@ def build(ctx: StageContext, out: Path, options: dict[str, Any]) -> None:
 
 
 STAGE = Stage(
-    number=4, name="s4_tuning", title="Tuning: measured ceilings, measured choices",
-    sources=("plow/tiles/**", "plow/schedule/**", "plow/packet/**", "plow/tune/**", "plow/hw/**", "plow/runtime/*cpu*.py", "kernels/**",
-             "stages/arms/**", "stages/bundles.py"),
-    work=work, gate=gate,
-    checks=("read_gb_s", "fp32_gflop_s", "hop_ns", "demand_covered", "memory_share", "compute_share", "share_possible", "ab_complete",
-            "winners_read_back"),
-    planted=PLANTED, headline=("read_gb_s", "memory_share", "compute_share"),
-    editable=("plow/tiles/**", "plow/schedule/**", "kernels/**", "tests/**"), timed=True,
+    number=4,
+    name="s4_tuning",
+    title="Tuning: measured ceilings, measured choices",
+    sources=(
+        "plow/tiles/**",
+        "plow/schedule/**",
+        "plow/packet/**",
+        "plow/tune/**",
+        "plow/hw/**",
+        "plow/runtime/*cpu*.py",
+        "kernels/**",
+        "stages/arms/**",
+        "stages/bundles.py",
+    ),
+    work=work,
+    gate=gate,
+    checks=(
+        "read_gb_s",
+        "fp32_gflop_s",
+        "hop_ns",
+        "demand_covered",
+        "memory_share",
+        "compute_share",
+        "share_possible",
+        "ab_complete",
+        "winners_read_back",
+    ),
+    planted=PLANTED,
+    headline=("read_gb_s", "memory_share", "compute_share"),
+    editable=("plow/tiles/**", "plow/schedule/**", "kernels/**", "tests/**"),
+    timed=True,
 )

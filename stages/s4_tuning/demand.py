@@ -2,8 +2,8 @@
 
 A kernel is (opcode, epilogue, input features, output columns or heads, rows). What bounds it is decided by the roofline
 of the measured machine; its share is floor time / measured time, where the floor is bytes / read bandwidth or
-flops / peak, whichever is longer. Times come from the interpreter's own per-packet profile inside whole steps, so caches
-are as cold as in production.
+flops / peak, whichever is longer. Times come from the interpreter's own per-packet profile inside whole steps, so
+caches are as cold as in production.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Key = tuple[str, str, int, int]
 
 @dataclass(frozen=True)
 class Kernel:
-    """One demand. seconds: median over repeats of the slowest worker's time summed over the kernel's packets; floor_s: what the
-    ceilings allow; share: floor_s / seconds; bound: "memory" | "compute"; weight: its part of the step."""
+    """One demand. seconds: the slowest worker's time summed over the kernel's packets, median of the repeats; floor_s:
+    what the ceilings allow; share: floor_s / seconds; bound: "memory" | "compute"; weight: its part of the step."""
 
     opcode: str
     epilogue: str
@@ -94,8 +94,18 @@ def profile(backend: CpuBackend, index: int, machine: Machine, repeats: int = 5)
     wanted = demand(program)
     samples = min(program.rows, program.samples) if program.rows <= program.samples else 1
     flat = [p for worker in packets for p in worker]
-    kernels = [_kernel(k, [p for p in flat if key(p) == k], float(np.median(times[k])), total, program.rows,
-                       lambda p: work(p, program.rows, samples, context), machine) for k in wanted]
+    kernels = [
+        _kernel(
+            k,
+            [p for p in flat if key(p) == k],
+            float(np.median(times[k])),
+            total,
+            program.rows,
+            lambda p: work(p, program.rows, samples, context),
+            machine,
+        )
+        for k in wanted
+    ]
     return sorted(kernels, key=lambda x: -x.weight)
 
 
@@ -108,14 +118,29 @@ def _busy(backend: CpuBackend, index: int, step: StepBatch) -> list[np.ndarray]:
     return [p["executing"] * 1e-9 for p in profiles]
 
 
-def _kernel(k: Key, packets: list[Packet], seconds: float, total: float, rows: int, cost: Callable[[Packet], tuple[float, float]],
-            machine: Machine) -> Kernel:
+def _kernel(
+    k: Key,
+    packets: list[Packet],
+    seconds: float,
+    total: float,
+    rows: int,
+    cost: Callable[[Packet], tuple[float, float]],
+    machine: Machine,
+) -> Kernel:
     moved, flops = (sum(x) for x in zip(*(cost(p) for p in packets), strict=True))
     peak = machine.bf16_flops if any(Flag.BF16_DOT in p.flags for p in packets) else machine.fp32_flops
     memory, compute = moved / machine.read_bytes_per_s, flops / peak
     floor = max(memory, compute)
-    return Kernel(*k, rows, len(packets), seconds, floor, floor / max(seconds, 1e-12), "memory" if memory > compute else "compute",
-                  seconds / max(total, 1e-12))
+    return Kernel(
+        *k,
+        rows,
+        len(packets),
+        seconds,
+        floor,
+        floor / max(seconds, 1e-12),
+        "memory" if memory > compute else "compute",
+        seconds / max(total, 1e-12),
+    )
 
 
 def hot(kernels: list[Kernel], bound: str) -> list[Kernel]:

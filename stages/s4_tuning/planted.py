@@ -28,8 +28,13 @@ def choice(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {"workers": {"value": 2, "source": f"tune {line['digest'][:12]}"}}
 
 
-def subject(memory: Kernel = MEMORY, compute: Kernel = COMPUTE, wanted: int = 2, line: dict[str, Any] | None = None,
-            choices: dict[str, dict[str, Any]] | None = None) -> GateReport:
+def subject(
+    memory: Kernel = MEMORY,
+    compute: Kernel = COMPUTE,
+    wanted: int = 2,
+    line: dict[str, Any] | None = None,
+    choices: dict[str, dict[str, Any]] | None = None,
+) -> GateReport:
     thresholds = Thresholds.load(HERE / "thresholds.toml", "cpu")
     line = line or record()
     values = ceiling_values(MACHINE) | kernel_values([memory, compute], wanted)
@@ -51,7 +56,12 @@ PLANTED = (
     planted("a hot kernel far below the FMA peak", "compute_share", compute=replace(COMPUTE, share=0.2)),
     planted("a kernel faster than the machine", "share_possible", memory=replace(MEMORY, share=40.0)),
     planted("a win inside the noise", "ab_complete", line=record(result=INSIDE_NOISE)),
-    planted("a record without a second control", "ab_complete",
-            line=record(result={k: v for k, v in record()["result"].items() if k != "second_control_s"})),
-    planted("the compiler ignores the winner", "winners_read_back", choices={"workers": {"value": 1, "source": "default"}}),
+    planted(
+        "a record without a second control",
+        "ab_complete",
+        line=record(result={k: v for k, v in record()["result"].items() if k != "second_control_s"}),
+    ),
+    planted(
+        "the compiler ignores the winner", "winners_read_back", choices={"workers": {"value": 1, "source": "default"}}
+    ),
 )

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from plow.serve.process import http_json, serving
 from plow.packet import container
+from plow.serve.process import http_json, serving
 from stages.base import GateReport, StageContext, Thresholds
 from stages.bundles import compile_fresh
 from stages.s6_runtime import load
@@ -19,8 +19,16 @@ CONCURRENCY = 4
 MAX_TOKENS = 32
 DISCONNECTS = 10
 SETTLE_S = 10.0
-PROMPTS = ("The capital of France is", "Once upon a time, in a small village by the sea,", "Water boils at a temperature of",
-           "The first law of motion says", "In the morning the baker", "A compiler is a program that", "The moon orbits", "My favourite food is")
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "Water boils at a temperature of",
+    "The first law of motion says",
+    "In the morning the baker",
+    "A compiler is a program that",
+    "The moon orbits",
+    "My favourite food is",
+)
 
 
 def bodies(prompts: tuple[str, ...] = PROMPTS, max_tokens: int = MAX_TOKENS) -> list[dict[str, Any]]:
@@ -56,12 +64,13 @@ def measure(base: str, bundle: Path) -> dict[str, Any]:
         "alone_equals_in_batch": all(b.text == batch[i].text for i, (_, b) in enumerate(single)),
         "blocks_left_after_disconnects": left,
         "memory_over_prediction": http_json(f"{base}/health")["memory"]["arena_bytes"] / predicted,
-        "process_over_prediction": http_json(f"{base}/health")["memory"]["resident_bytes"] / (predicted + RUNTIME_BYTES),
+        "process_over_prediction": http_json(f"{base}/health")["memory"]["resident_bytes"]
+        / (predicted + RUNTIME_BYTES),
     }
 
 
 RUNTIME_BYTES = 300e6
-"""Python, numpy, tokenizer and server beside the arena; untouched KV pages are not resident, so this is an upper bound."""
+"""Python, numpy, tokenizer and server beside the arena; an upper bound, as untouched KV pages are not resident."""
 
 
 def complete(replies: list[load.Reply], tokens: int) -> bool:

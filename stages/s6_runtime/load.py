@@ -66,6 +66,7 @@ async def together(base: str, bodies: list[dict[str, Any]], concurrency: int) ->
     """Stream all bodies, `concurrency` at a time; results in order."""
     gate = asyncio.Semaphore(concurrency)
     async with httpx.AsyncClient(base_url=base, timeout=300) as client:
+
         async def one(body: dict[str, Any]) -> Reply:
             async with gate:
                 return await stream(client, body)

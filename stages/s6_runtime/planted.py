@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,25 @@ class FakeServer(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._json({"certified": self.fault != "uncertified", "load": {"used_blocks": 3 if self.fault == "leak" else 0},
-                    "memory": {"arena_bytes": ARENA * (2 if self.fault == "memory" else 1), "resident_bytes": 1e8}})
+        self._json(
+            {
+                "certified": self.fault != "uncertified",
+                "load": {"used_blocks": 3 if self.fault == "leak" else 0},
+                "memory": {"arena_bytes": ARENA * (2 if self.fault == "memory" else 1), "resident_bytes": 1e8},
+            }
+        )
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         count = body["max_tokens"] if self.fault != "truncated" else body["max_tokens"] // 2
         words = [f"{body['prompt'][:4]}{i} " for i in range(count)]
         if not body.get("stream"):
-            self._json({"choices": [{"text": "".join(words), "finish_reason": "length"}], "usage": {"completion_tokens": count}})
+            self._json(
+                {
+                    "choices": [{"text": "".join(words), "finish_reason": "length"}],
+                    "usage": {"completion_tokens": count},
+                }
+            )
             return
         type(self).streams += 1
         if self.fault == "streaming" or (self.fault == "batch" and self.streams % 2):
@@ -49,10 +59,8 @@ class FakeServer(BaseHTTPRequestHandler):
         self._event({"choices": [{"text": "", "finish_reason": "length"}], "usage": {"completion_tokens": count}})
 
     def _event(self, event: dict[str, Any]) -> None:
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        except (BrokenPipeError, ConnectionResetError):
-            pass
 
     def _json(self, answer: dict[str, Any]) -> None:
         data = json.dumps(answer).encode()

@@ -21,9 +21,13 @@ def work(ctx: StageContext, progress: Progress) -> None:
     progress("compiling")
     manifest = compile_fresh(ctx, bundle)
     progress("measuring against transformers, interleaved")
-    found = arms({"plow": bundle}, ctx.checkpoint, ["float32", "bfloat16"], ctx.params.get("llama_cpp", ""), os.cpu_count() or 1)
+    found = arms(
+        {"plow": bundle}, ctx.checkpoint, ["float32", "bfloat16"], ctx.params.get("llama_cpp", ""), os.cpu_count() or 1
+    )
     try:
-        records = run(found, int(ctx.params.get("rounds", 3)), manifest["model"]["vocab_size"], ["decode_1", "prompt_512"], seed=1)
+        records = run(
+            found, int(ctx.params.get("rounds", 3)), manifest["model"]["vocab_size"], ["decode_1", "prompt_512"], seed=1
+        )
         info = {name: arm.info for name, arm in found.items()}
     finally:
         for arm in found.values():
@@ -41,18 +45,47 @@ def write(path: Path, records: list[dict[str, Any]], ctx: StageContext, info: di
         series = {a: [r["tok_s"][a] for r in rows if a in r["tok_s"]] for a in rows[0]["tok_s"]}
         s = summary(rows, "plow")[workload]
         ratios = ", ".join(f"{v['median']:.2f} x {k}" for k, v in s["ratio"].items() if k != "plow")
-        perfdata.append(path, perfdata.PerfRecord(
-            subject="plow", workload=f"{ctx.checkpoint.name} {workload}", metric="throughput", unit="tok/s", value=s["tok_s"]["plow"], arms=series,
-            method="interleaved rounds, the judge's clock, order reversed every round", command=f"plow-bringup run  # {ctx.arch} {ctx.target}",
-            verdict=ratios, notes=json.dumps(info), probes={k: v for k, v in rows[0]["mode"].items() if isinstance(v, int | float)}))
+        perfdata.append(
+            path,
+            perfdata.PerfRecord(
+                subject="plow",
+                workload=f"{ctx.checkpoint.name} {workload}",
+                metric="throughput",
+                unit="tok/s",
+                value=s["tok_s"]["plow"],
+                arms=series,
+                method="interleaved rounds, the judge's clock, order reversed every round",
+                command=f"plow-bringup run  # {ctx.arch} {ctx.target}",
+                verdict=ratios,
+                notes=json.dumps(info),
+                probes={k: v for k, v in rows[0]["mode"].items() if isinstance(v, int | float)},
+            ),
+        )
 
 
 STAGE = Stage(
-    number=7, name="s7_campaign", title="Campaign: correct first, then fast",
-    sources=("plow/**", "kernels/**", "stages/bundles.py"), work=work, gate=gate,
-    checks=("equal_tokens", "logit_error", "kl_over_hf_bf16", "nll_error_over_hf_bf16", "batch_rows_bit_equal", "prompt_chunks_bit_equal",
-            "compile_seconds", "decode_over_transformers_fp32", "prompt_over_transformers_fp32", "bandwidth_share",
-            "not_faster_than_memory", "timed_tokens_agree"),
-    planted=PLANTED, headline=("decode_over_transformers_fp32", "bandwidth_share"),
-    editable=("plow/**", "kernels/**", "tests/**", "perf-data/**"), timed=True,
+    number=7,
+    name="s7_campaign",
+    title="Campaign: correct first, then fast",
+    sources=("plow/**", "kernels/**", "stages/bundles.py"),
+    work=work,
+    gate=gate,
+    checks=(
+        "equal_tokens",
+        "logit_error",
+        "kl_over_hf_bf16",
+        "nll_error_over_hf_bf16",
+        "batch_rows_bit_equal",
+        "prompt_chunks_bit_equal",
+        "compile_seconds",
+        "decode_over_transformers_fp32",
+        "prompt_over_transformers_fp32",
+        "bandwidth_share",
+        "not_faster_than_memory",
+        "timed_tokens_agree",
+    ),
+    planted=PLANTED,
+    headline=("decode_over_transformers_fp32", "bandwidth_share"),
+    editable=("plow/**", "kernels/**", "tests/**", "perf-data/**"),
+    timed=True,
 )

@@ -16,7 +16,7 @@ from plow.runtime.step import Backend, StepBatch
 class Battery:
     """equal_tokens: share of greedy tokens equal to HF fp32; logit_error: largest |difference|; kl, kl_hf_bf16: mean KL
     against HF fp32 of ours and of HF bf16 (nats); nll_error, nll_hf_bf16: |NLL - NLL of HF fp32|; batch_equal: rows of
-    a batch whose logits are bitwise those of batch 1; chunk_equal: prompt in one chunk bitwise the prompt token by token."""
+    a batch whose logits are bitwise those alone; chunk_equal: a prompt in one chunk is bitwise token by token."""
 
     equal_tokens: float
     logit_error: float
@@ -51,7 +51,7 @@ class Driver:
         chunk = chunk or self.programs[-1][0]
         out = np.empty((0, 0), np.float32)
         for at in range(0, len(tokens), chunk):
-            part = tokens[at:at + chunk]
+            part = tokens[at : at + chunk]
             out = self.rows(part, list(range(at, at + len(part))), [slot] * len(part), [len(part) - 1])
         return out[0]
 
@@ -79,18 +79,28 @@ def run(backend: Backend, checkpoint: Path, prompts: list[list[int]], text: list
     same = [common_prefix(d.greedy(p, count), t) / count for p, t in zip(prompts, truth, strict=True)]
     targets = np.array(text[1:])
     base = nll(exact[:-1], targets)
-    return Battery(float(np.mean(same)), max_abs_error(exact, ours), float(kl(exact, ours).mean()), float(kl(exact, rounded).mean()),
-                   abs(nll(ours[:-1], targets) - base), abs(nll(rounded[:-1], targets) - base), batch_equal(d, prompts), chunk_equal(d, prompts[0]))
+    return Battery(
+        float(np.mean(same)),
+        max_abs_error(exact, ours),
+        float(kl(exact, ours).mean()),
+        float(kl(exact, rounded).mean()),
+        abs(nll(ours[:-1], targets) - base),
+        abs(nll(rounded[:-1], targets) - base),
+        batch_equal(d, prompts),
+        chunk_equal(d, prompts[0]),
+    )
 
 
 def batch_equal(d: Driver, prompts: list[list[int]]) -> float:
     """Share of sequences whose next-step logits in a batch are bitwise those alone."""
-    chosen = prompts[:d.limits.max_samples]
+    chosen = prompts[: d.limits.max_samples]
     first = [int(d.prompt(p, slot=i).argmax()) for i, p in enumerate(chosen)]
     positions = [len(p) for p in chosen]
     together = d.rows(first, positions, list(range(len(chosen))), list(range(len(chosen))))
     alone = [d.rows([t], [positions[i]], [i], [0])[0] for i, t in enumerate(first)]
-    return float(np.mean([np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(together, alone, strict=True)]))
+    return float(
+        np.mean([np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(together, alone, strict=True)])
+    )
 
 
 def chunk_equal(d: Driver, prompt: list[int]) -> float:

@@ -18,13 +18,22 @@ from stages.s7_campaign import battery
 from stages.s7_campaign.campaign import arms, bandwidth_share, run, summary
 
 HERE = Path(__file__).parent
-TEXTS = ("The capital of France is", "Once upon a time, in a small village by the sea,", "def fibonacci(n):\n", "Water boils at",
-         "The three laws of motion are", "In 1969, humans first")
-LONG = ("A compiler translates a program from one language into another. It first reads the source and builds a tree, then checks "
-        "the meaning of every name, and only then chooses instructions for the machine. Good compilers explain their errors.")
+TEXTS = (
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):\n",
+    "Water boils at",
+    "The three laws of motion are",
+    "In 1969, humans first",
+)
+LONG = (
+    "A compiler translates a program from one language into another. It first reads the source and builds a tree, "
+    "then checks the meaning of every name, and only then chooses instructions for the machine. Good compilers "
+    "explain their errors."
+)
 CACHE_ALLOWANCE = 1.35
-"""A step may seem to read faster than memory when caches keep part of the weights between steps; above this it is a fault
-of the measurement (measured on 32 MB of L3 with 269 MB of weights: 1.05)."""
+"""A step may seem to read faster than memory when caches keep part of the weights between steps; above this it is a
+fault of the measurement (measured on 32 MB of L3 with 269 MB of weights: 1.05)."""
 
 
 def token_ids(checkpoint: Path, texts: tuple[str, ...], seed: int) -> list[list[int]]:
@@ -45,7 +54,13 @@ def gate(ctx: StageContext) -> GateReport:
     backend = CpuBackend(load(bundle, allow_uncertified=True))
     try:
         prompts = token_ids(ctx.checkpoint, TEXTS, seed)
-        result = battery.run(backend, ctx.checkpoint, prompts, token_ids(ctx.checkpoint, (LONG,), seed)[0], int(ctx.params.get("tokens", 32)))
+        result = battery.run(
+            backend,
+            ctx.checkpoint,
+            prompts,
+            token_ids(ctx.checkpoint, (LONG,), seed)[0],
+            int(ctx.params.get("tokens", 32)),
+        )
     finally:
         backend.close()
     report = GateReport(7, not_run=["llama.cpp arm: give its Python and GGUF to stages.s7_campaign.campaign"])
@@ -59,16 +74,23 @@ def gate(ctx: StageContext) -> GateReport:
 
 
 def battery_values(r: battery.Battery) -> dict[str, float]:
-    return {"equal_tokens": r.equal_tokens, "logit_error": r.logit_error, "kl_over_hf_bf16": r.kl / max(r.kl_hf_bf16, 1e-12),
-            "nll_error_over_hf_bf16": r.nll_error / max(r.nll_hf_bf16, 1e-9), "batch_rows_bit_equal": r.batch_equal,
-            "prompt_chunks_bit_equal": r.chunk_equal}
+    return {
+        "equal_tokens": r.equal_tokens,
+        "logit_error": r.logit_error,
+        "kl_over_hf_bf16": r.kl / max(r.kl_hf_bf16, 1e-12),
+        "nll_error_over_hf_bf16": r.nll_error / max(r.nll_hf_bf16, 1e-9),
+        "batch_rows_bit_equal": r.batch_equal,
+        "prompt_chunks_bit_equal": r.chunk_equal,
+    }
 
 
 def speed_values(ctx: StageContext, bundle: Path, manifest: dict[str, Any], seed: int) -> dict[str, float]:
     """Interleaved rounds against transformers fp32; the decoded tokens of both arms are compared in every round."""
     found = arms({"plow": bundle}, ctx.checkpoint, ["float32"], "", os.cpu_count() or 1)
     try:
-        records = run(found, int(ctx.params.get("rounds", 3)), manifest["model"]["vocab_size"], ["decode_1", "prompt_512"], seed)
+        records = run(
+            found, int(ctx.params.get("rounds", 3)), manifest["model"]["vocab_size"], ["decode_1", "prompt_512"], seed
+        )
     finally:
         for arm in found.values():
             arm.close()
@@ -80,7 +102,10 @@ def judge_speed(records: list[dict[str, Any]], weight_bytes: int) -> dict[str, f
     """The speed checks' values from the campaign's records."""
     s = summary(records, "plow")
     share = bandwidth_share(records, "plow", weight_bytes)
-    return {"decode_over_transformers_fp32": s["decode_1"]["ratio"]["transformers_float32"]["median"],
-            "prompt_over_transformers_fp32": s["prompt_512"]["ratio"]["transformers_float32"]["median"],
-            "bandwidth_share": share, "not_faster_than_memory": share / CACHE_ALLOWANCE,
-            "timed_tokens_agree": min(r["agree"]["plow"] for r in records if r["agree"])}
+    return {
+        "decode_over_transformers_fp32": s["decode_1"]["ratio"]["transformers_float32"]["median"],
+        "prompt_over_transformers_fp32": s["prompt_512"]["ratio"]["transformers_float32"]["median"],
+        "bandwidth_share": share,
+        "not_faster_than_memory": share / CACHE_ALLOWANCE,
+        "timed_tokens_agree": min(r["agree"]["plow"] for r in records if r["agree"]),
+    }

@@ -35,7 +35,9 @@ class FormulaBackend:
             extra += batch.n_rows if self.fault == "chunk" and batch.n_rows > 1 else 0
             self.state[int(slot), int(position)] = (before * 31 + int(token) + extra) % 1_000_003
             hashes.append(self.state[int(slot), int(position)])
-        self.last = np.stack([np.random.default_rng(hashes[i]).normal(size=VOCAB) for i in batch.sample_rows]).astype(np.float32)
+        self.last = np.stack([np.random.default_rng(hashes[i]).normal(size=VOCAB) for i in batch.sample_rows]).astype(
+            np.float32
+        )
         return self.last.argmax(1)[None].astype(np.int32)
 
     def logits(self, program: int, n_samples: int) -> np.ndarray:
@@ -48,16 +50,34 @@ class FormulaBackend:
 def records(plow: float, peer: float, agree: float) -> list[dict[str, Any]]:
     """Campaign rounds with the given batch-1 speeds (tokens/s)."""
     mode = {"read_bytes_per_s": BANDWIDTH}
-    return [{"round": r, "workload": w, "tok_s": {"plow": plow, "transformers_float32": peer}, "mode": mode, "agree": {"plow": agree}}
-            for r in range(2) for w in ("decode_1", "prompt_512")]
+    return [
+        {
+            "round": r,
+            "workload": w,
+            "tok_s": {"plow": plow, "transformers_float32": peer},
+            "mode": mode,
+            "agree": {"plow": agree},
+        }
+        for r in range(2)
+        for w in ("decode_1", "prompt_512")
+    ]
 
 
-def subject(plow: float = 400.0, peer: float = 40.0, agree: float = 1.0, fault: str = "", **battery: float) -> GateReport:
+def subject(
+    plow: float = 400.0, peer: float = 40.0, agree: float = 1.0, fault: str = "", **battery: float
+) -> GateReport:
     """The gate's own judgement of a campaign and a battery. 400 tokens/s is 0.8 of the bandwidth."""
     thresholds = Thresholds.load(HERE / "thresholds.toml", "cpu")
     d = Driver(FormulaBackend(fault))  # type: ignore[arg-type]
     prompts = [[1, 2, 3, 4, 5], [9, 8, 7]]
-    good = {"equal_tokens": 1.0, "logit_error": 1e-4, "kl": 1e-9, "kl_hf_bf16": 1e-3, "nll_error": 1e-6, "nll_hf_bf16": 1e-2}
+    good = {
+        "equal_tokens": 1.0,
+        "logit_error": 1e-4,
+        "kl": 1e-9,
+        "kl_hf_bf16": 1e-3,
+        "nll_error": 1e-6,
+        "nll_hf_bf16": 1e-2,
+    }
     result = Battery(**(good | battery), batch_equal=batch_equal(d, prompts), chunk_equal=chunk_equal(d, prompts[0]))
     values = battery_values(result) | {"compile_seconds": 5.0} | judge_speed(records(plow, peer, agree), WEIGHT_BYTES)
     return GateReport(7, [thresholds.check(k, v, "plow-bringup self-test --gates") for k, v in values.items()])

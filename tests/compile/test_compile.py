@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -50,8 +51,11 @@ def backend_logits(backend, tokens: list[int], rows: int, slot: int = 1) -> np.n
     index = next(i for r, i in programs if r >= rows)
     out = []
     for at in range(0, len(tokens), rows):
-        part = tokens[at:at + rows]
-        backend.run(index, StepBatch.greedy(part, range(at, at + len(part)), [slot] * len(part), [len(part) - 1], pages(backend)))
+        part = tokens[at : at + rows]
+        backend.run(
+            index,
+            StepBatch.greedy(part, range(at, at + len(part)), [slot] * len(part), [len(part) - 1], pages(backend)),
+        )
         out.append(backend.logits(index, 1)[0].copy())
     return np.stack(out)
 
@@ -61,7 +65,9 @@ def family(request, tiny_bundles, tiny_llama, tiny_gemma3):
     return tiny_bundles[request.param], {"llama": tiny_llama, "gemma3": tiny_gemma3}[request.param]
 
 
-@pytest.mark.parametrize("make", [CpuBackend, lambda b: NumpyBackend(b, "random:1", poison=True), lambda b: NumpyBackend(b, "last_first")])
+@pytest.mark.parametrize(
+    "make", [CpuBackend, lambda b: NumpyBackend(b, "random:1", poison=True), lambda b: NumpyBackend(b, "last_first")]
+)
 def test_a_backend_computes_the_graphs_logits(family, make):
     bundle, checkpoint = family
     want = reference_logits(checkpoint, PROMPT)
@@ -123,7 +129,13 @@ def compiled(checkpoint: Path, **options):
 def test_disabling_rules_changes_the_packets_and_nothing_else_fuses(tiny_llama):
     fused, plain = opcodes(compiled(tiny_llama)), opcodes(compiled(tiny_llama, disabled_rules=tuple(all_rules())))
     assert "ROPE" not in fused and "NORM" not in fused and fused["QKV"]
-    assert "QKV" not in plain and plain["ROPE"] == 4 and plain["NORM"] == 5 and plain["ELEMENTWISE"] == 8 and plain["KV_APPEND"] == 2
+    assert (
+        "QKV" not in plain
+        and plain["ROPE"] == 4
+        and plain["NORM"] == 5
+        and plain["ELEMENTWISE"] == 8
+        and plain["KV_APPEND"] == 2
+    )
     base = compiled(tiny_llama, disabled_rules=tuple(all_rules()))
     assert all(decode(r).flags == Flag(0) for r in base.packets.programs[0].by_seq())
 
@@ -153,7 +165,7 @@ def test_every_projection_weight_is_streamed_once_and_shares_are_balanced(tiny_l
             units.setdefault(p.operands["weight"], []).append((p.dims["unit0"], p.dims["unit1"]))
     for spans in units.values():
         spans.sort()
-        assert spans[0][0] == 0 and all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+        assert spans[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(spans))
         total = spans[-1][1]
         assert max(b - a for a, b in spans) <= -(-total // 2)
 
@@ -166,8 +178,15 @@ def test_a_simulated_step_is_never_faster_than_the_roofline(tiny_llama):
     assert sim.step_s >= sim.bound_s and all(s.wait_s >= 0 for s in sim.spans)
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"target": "tpu"}, "unknown target"), ({"max_ctx": 100_000}, "outside"), ({"max_ctx": 0}, "outside"), ({"prompt_math": "fp8"}, "unknown")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"target": "tpu"}, "unknown target"),
+        ({"max_ctx": 100_000}, "outside"),
+        ({"max_ctx": 0}, "outside"),
+        ({"prompt_math": "fp8"}, "unknown"),
+    ],
+)
 def test_a_bad_option_is_a_typed_error(tiny_llama, change, message):
     graph = build(Checkpoint.open(tiny_llama).config)
     with pytest.raises(ConfigError, match=message):
@@ -213,4 +232,6 @@ def test_an_uncertified_bundle_does_not_load(tiny_bundles):
 def test_the_manifest_names_every_choice_with_its_source(tiny_bundles):
     manifest = json.loads((tiny_bundles["llama"] / "manifest.json").read_text())
     assert manifest["choices"]["workers"]["source"] == "default" and manifest["rewrites"]["chosen"]["qkv"] == 2
-    assert manifest["packets"]["sha256"] and container.load(tiny_bundles["llama"] / "model.pkt").header["target"] == "cpu"
+    assert (
+        manifest["packets"]["sha256"] and container.load(tiny_bundles["llama"] / "model.pkt").header["target"] == "cpu"
+    )

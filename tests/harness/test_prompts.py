@@ -5,6 +5,7 @@ After a change that is meant: `python tests/harness/test_prompts.py` writes the 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,28 @@ def test_every_file_a_page_sends_the_reader_to_belongs_to_a_known_room() -> None
         for line in page(number, judged).splitlines():
             if line.startswith("- `") and "/" in line.split("`")[1] and "checkpoints" not in line:
                 assert line.split("`")[1].split("/")[0] in rooms, line
+
+
+def test_every_command_a_page_names_exists_with_its_options() -> None:
+    import typer
+
+    from harness.cli import app as bringup
+    from plow.cli.plowc import app as plowc
+    from plow.cli.plowrt import app as plowrt
+
+    apps = {
+        name: typer.main.get_command(app)
+        for name, app in (("plow-bringup", bringup), ("plowc", plowc), ("plowrt", plowrt))
+    }
+    seen = 0
+    for number, judged in PAGES:
+        for text in re.findall(r"`((?:plow-bringup|plowc|plowrt) [^`]+)`", page(number, judged)):
+            words = text.split()
+            command = apps[words[0]].commands[words[1]]  # type: ignore[attr-defined]
+            known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+            assert {w for w in words if w.startswith("--")} <= known, text
+            seen += 1
+    assert seen > 50
 
 
 def write() -> list[Any]:

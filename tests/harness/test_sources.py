@@ -72,7 +72,7 @@ def test_files_on_disk_that_differ_are_found(tmp_path: Path) -> None:
     box.write("plow/new.py", "")
     box.write("harness/__pycache__/x.pyc", "")
     box.write("harness/ledger.pyc", "")
-    (box.root / ".git/info/exclude").write_text("*.pyc\n__pycache__\n*.so\n")
+    box.write(".git/info/exclude", "*.pyc\n__pycache__\n*.so\n")
     box.write("plow/kernel.so", "")  # a build output: ignored, and no verdict depends on it
     assert sources.changed_on_disk(box.root, head, globs) == ["harness/ledger.pyc", "plow/errors.py", "plow/new.py"]
 

@@ -14,6 +14,8 @@ from plow.packet.container import ProgramRecord
 from plow.runtime.cpu_lib import Interpreter, LoadedProgram, StepBuffers, aligned
 from plow.runtime.step import StepBatch
 
+Lib = ctypes.CDLL
+Rng = np.random.Generator
 POISON = np.float32(1e30)
 """Value of bytes that no kernel may read or write."""
 

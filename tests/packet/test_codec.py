@@ -17,9 +17,20 @@ from plow.packet.disasm import disassemble
 def full_packet(op: Opcode, worker: int = 0) -> Packet:
     """A packet with every field of its opcode set to a distinct value."""
     s = OPCODES[op]
-    return Packet(op, {n: 64 * (i + 1) for i, n in enumerate(s.operands)}, {n: i + 1 for i, n in enumerate(s.dims)},
-                  {n: 0.5 + i for i, n in enumerate(s.imms)}, s.flags, s.epilogues[-1] if s.epilogues else Epilogue.STORE,
-                  Domain.SAMPLES, worker, 7, 3, [(1, 2), (0, 1)], [1, 0])
+    return Packet(
+        op,
+        {n: 64 * (i + 1) for i, n in enumerate(s.operands)},
+        {n: i + 1 for i, n in enumerate(s.dims)},
+        {n: 0.5 + i for i, n in enumerate(s.imms)},
+        s.flags,
+        s.epilogues[-1] if s.epilogues else Epilogue.STORE,
+        Domain.SAMPLES,
+        worker,
+        7,
+        3,
+        [(1, 2), (0, 1)],
+        [1, 0],
+    )
 
 
 @pytest.mark.parametrize("op", list(Opcode))
@@ -39,7 +50,9 @@ def test_every_opcode_fits_the_record():
         assert len(s.operands) <= abi.NUM_OPERANDS and len(s.dims) <= abi.NUM_DIMS and len(s.imms) <= abi.NUM_IMMS, op
 
 
-@pytest.mark.parametrize("field, value", [("opcode", 99), ("flags", 0x8000), ("epilogue", 77), ("domain", 9), ("reserved", 1)])
+@pytest.mark.parametrize(
+    "field, value", [("opcode", 99), ("flags", 0x8000), ("epilogue", 77), ("domain", 9), ("reserved", 1)]
+)
 def test_an_undefined_field_value_is_a_typed_error(field, value):
     raw = encode([full_packet(Opcode.LINEAR)])
     raw[0][field] = value
@@ -54,9 +67,16 @@ def test_a_set_field_that_the_opcode_does_not_use_is_a_typed_error():
         decode(raw[0])
 
 
-@pytest.mark.parametrize("bad", [Packet(Opcode.NOP, waits=[(i, 1) for i in range(5)]), Packet(Opcode.EMBED, {"table": 65}),
-                                 Packet(Opcode.EMBED, {"nope": 64}), Packet(Opcode.EMBED, dims={"width": -1}),
-                                 Packet(Opcode.NOP, signals=[70000])])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Packet(Opcode.NOP, waits=[(i, 1) for i in range(5)]),
+        Packet(Opcode.EMBED, {"table": 65}),
+        Packet(Opcode.EMBED, {"nope": 64}),
+        Packet(Opcode.EMBED, dims={"width": -1}),
+        Packet(Opcode.NOP, signals=[70000]),
+    ],
+)
 def test_a_field_that_does_not_fit_is_a_typed_error(bad):
     with pytest.raises(PacketError):
         encode([bad])
@@ -104,11 +124,15 @@ def test_a_list_with_a_foreign_packet_or_wrong_totals_is_a_typed_error():
 
 def test_the_c_header_has_the_layout_of_the_numpy_record(tmp_path):
     """offsetof of every struct member, as the C compiler sees it, equals numpy's."""
-    fields = [n for n in PACKET.names]
-    prints = "".join(f'out[{i}] = offsetof(plow_packet, {f});' for i, f in enumerate(fields))
-    source = f'{header()}\n#include <stddef.h>\nvoid offsets(int *out) {{ {prints} }}\nint last_dim(void) {{ return LINEAR_D_RESIDUAL_STRIDE; }}'
+    fields = list(PACKET.names)
+    prints = "".join(f"out[{i}] = offsetof(plow_packet, {f});" for i, f in enumerate(fields))
+    body = f"void offsets(int *out) {{ {prints} }}\nint last_dim(void) {{ return LINEAR_D_RESIDUAL_STRIDE; }}"
+    source = f"{header()}\n#include <stddef.h>\n{body}"
     (tmp_path / "t.c").write_text(source)
-    subprocess.run(["cc", "-shared", "-fPIC", "-std=gnu11", "-Wall", "-Werror", "-o", tmp_path / "t.so", tmp_path / "t.c"], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-std=gnu11", "-Wall", "-Werror", "-o", tmp_path / "t.so", tmp_path / "t.c"],
+        check=True,
+    )
     lib = ctypes.CDLL(str(tmp_path / "t.so"))
     out = (ctypes.c_int * len(fields))()
     lib.offsets(out)

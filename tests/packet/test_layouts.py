@@ -21,8 +21,14 @@ def test_unit_packing_is_a_bijection_with_zero_padding(n, k):
 def test_the_index_map_of_a_unit_is_the_documented_one():
     w = np.arange(64 * 32, dtype=np.uint16).reshape(64, 32)
     packed = pack_units(w)
-    assert all(packed[u, p, h, lane, j] == w[32 * u + 16 * h + lane, 2 * p + j]
-               for u in range(2) for p in (0, 7, 15) for h in range(2) for lane in (0, 15) for j in range(2))
+    assert all(
+        packed[u, p, h, lane, j] == w[32 * u + 16 * h + lane, 2 * p + j]
+        for u in range(2)
+        for p in (0, 7, 15)
+        for h in range(2)
+        for lane in (0, 15)
+        for j in range(2)
+    )
 
 
 def test_gated_units_hold_gate_and_up_of_the_same_columns():
@@ -32,7 +38,9 @@ def test_gated_units_hold_gate_and_up_of_the_same_columns():
 
 
 def test_a_zero_centred_norm_weight_is_folded():
-    assert (norm_vector(np.zeros(4, np.float32), True) == 1).all() and not norm_vector(np.zeros(4, np.float32), False).any()
+    assert (norm_vector(np.zeros(4, np.float32), True) == 1).all() and not norm_vector(
+        np.zeros(4, np.float32), False
+    ).any()
 
 
 def test_features_that_are_no_multiple_of_the_lanes_are_a_typed_error():
@@ -43,9 +51,17 @@ def test_features_that_are_no_multiple_of_the_lanes_are_a_typed_error():
 R = Region(0, 64, 0, 8, 1, 0, 64)
 
 
-@pytest.mark.parametrize("other, hit", [
-    (Region(0, 64, 0, 8, 1, 0, 64), True), (Region(0, 64, 8, 16, 1, 0, 64), False), (Region(0, 64, 0, 8, 1, 64, 128), False),
-    (Region(64 * 64 * 8, 64, 0, 8, 1, 0, 64), False), (Region(128, 32, 0, 2, 1, 0, 32), True), (Region(0, 64, 3, 3, 1, 0, 64), False)])
+@pytest.mark.parametrize(
+    "other, hit",
+    [
+        (Region(0, 64, 0, 8, 1, 0, 64), True),
+        (Region(0, 64, 8, 16, 1, 0, 64), False),
+        (Region(0, 64, 0, 8, 1, 64, 128), False),
+        (Region(64 * 64 * 8, 64, 0, 8, 1, 0, 64), False),
+        (Region(128, 32, 0, 2, 1, 0, 32), True),
+        (Region(0, 64, 3, 3, 1, 0, 64), False),
+    ],
+)
 def test_overlap_of_regions(other, hit):
     assert overlaps(R, other) is hit and overlaps(other, R) is hit
 
@@ -62,10 +78,20 @@ def test_overlap_never_misses_a_shared_byte():
     def draw() -> Region:
         stride = int(rng.choice([16, 32]))
         r0, c0 = int(rng.integers(0, 4)), int(rng.integers(0, stride - 1))
-        return Region(64 * int(rng.integers(0, 6)), stride, r0, r0 + int(rng.integers(0, 4)), int(rng.integers(1, 3)), c0, int(rng.integers(c0 + 1, stride + 1)))
+        return Region(
+            64 * int(rng.integers(0, 6)),
+            stride,
+            r0,
+            r0 + int(rng.integers(0, 4)),
+            int(rng.integers(1, 3)),
+            c0,
+            int(rng.integers(c0 + 1, stride + 1)),
+        )
 
     def cells(r: Region) -> set[int]:
-        return {r.offset // 4 + row * r.stride + c for row in range(r.row0, r.row1, r.step) for c in range(r.col0, r.col1)}
+        return {
+            r.offset // 4 + row * r.stride + c for row in range(r.row0, r.row1, r.step) for c in range(r.col0, r.col1)
+        }
 
     for _ in range(3000):
         a, b = draw(), draw()
@@ -74,8 +100,11 @@ def test_overlap_never_misses_a_shared_byte():
 
 
 def test_a_projection_writes_only_its_units_and_the_valid_columns():
-    p = Packet(Opcode.LINEAR, {"x": 0, "weight": 64, "y": 128}, {"row0": 0, "row1": 4, "row_step": 1, "unit0": 1, "unit1": 3, "k": 64, "n": 70,
-                                                                "x_stride": 64, "y_stride": 80})
+    p = Packet(
+        Opcode.LINEAR,
+        {"x": 0, "weight": 64, "y": 128},
+        {"row0": 0, "row1": 4, "row_step": 1, "unit0": 1, "unit1": 3, "k": 64, "n": 70, "x_stride": 64, "y_stride": 80},
+    )
     write = [e.region for e in effects(p, 4) if e.mode == "w"]
     assert [(r.col0, r.col1) for r in write] == [(32, 70)]
     p.epilogue = Epilogue.GATED_SILU
@@ -83,19 +112,55 @@ def test_a_projection_writes_only_its_units_and_the_valid_columns():
 
 
 def qkv(head0: int, head1: int) -> Packet:
-    return Packet(Opcode.QKV, {"x": 0, "weight": 64, "y": 4096, "kv": 1 << 20},
-                  {"row0": 0, "row1": 2, "row_step": 1, "head0": head0, "head1": head1, "k": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32,
-                   "x_stride": 64, "y_stride": 128})
+    return Packet(
+        Opcode.QKV,
+        {"x": 0, "weight": 64, "y": 4096, "kv": 1 << 20},
+        {
+            "row0": 0,
+            "row1": 2,
+            "row_step": 1,
+            "head0": head0,
+            "head1": head1,
+            "k": 64,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_dim": 32,
+            "x_stride": 64,
+            "y_stride": 128,
+        },
+    )
 
 
 def attention(head0: int, head1: int) -> Packet:
-    return Packet(Opcode.ATTENTION, {"q": 4096, "kv": 1 << 20, "y": 8192},
-                  {"row0": 0, "row1": 2, "row_step": 1, "head0": head0, "head1": head1, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32,
-                   "q_stride": 128, "y_stride": 128})
+    return Packet(
+        Opcode.ATTENTION,
+        {"q": 4096, "kv": 1 << 20, "y": 8192},
+        {
+            "row0": 0,
+            "row1": 2,
+            "row_step": 1,
+            "head0": head0,
+            "head1": head1,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "head_dim": 32,
+            "q_stride": 128,
+            "y_stride": 128,
+        },
+    )
 
 
-@pytest.mark.parametrize("heads, reader, hit", [((0, 2), (0, 2), True), ((0, 2), (2, 4), False), ((4, 5), (0, 2), True),
-                                                ((5, 6), (0, 2), False), ((6, 7), (0, 2), True), ((7, 8), (2, 4), True)])
+@pytest.mark.parametrize(
+    "heads, reader, hit",
+    [
+        ((0, 2), (0, 2), True),
+        ((0, 2), (2, 4), False),
+        ((4, 5), (0, 2), True),
+        ((5, 6), (0, 2), False),
+        ((6, 7), (0, 2), True),
+        ((7, 8), (2, 4), True),
+    ],
+)
 def test_attention_depends_on_exactly_the_heads_it_reads(heads, reader, hit):
     """q heads 0..3, k heads 4..5, v heads 6..7; q heads 0,1 use kv head 0."""
     writes = [e.region for e in effects(qkv(*heads), 4) if e.mode == "w"]
@@ -104,5 +169,10 @@ def test_attention_depends_on_exactly_the_heads_it_reads(heads, reader, hit):
 
 
 def test_sample_reads_the_valid_columns_only():
-    p = Packet(Opcode.SAMPLE, {"logits": 0}, {"row0": 0, "row1": 1, "row_step": 1, "vocab": 50, "logits_stride": 64}, domain=Domain.SAMPLES)
+    p = Packet(
+        Opcode.SAMPLE,
+        {"logits": 0},
+        {"row0": 0, "row1": 1, "row_step": 1, "vocab": 50, "logits_stride": 64},
+        domain=Domain.SAMPLES,
+    )
     assert effects(p, 1)[0].region.col1 == 50

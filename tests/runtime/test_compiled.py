@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_bundle import tiny_bundle
+from tiny_bundle import OPTIONS, tiny_bundle
 
 from plow.checkpoint import Checkpoint
+from plow.compile import lower
 from plow.graph import reference
 from plow.models import build
+from plow.packet.abi import Opcode
+from plow.rewrite import RULES
 from plow.runtime.bundle import Bundle, load
 from plow.runtime.cpu import CpuBackend
 from plow.runtime.engine import Engine
 from plow.runtime.llm import LLM
 from plow.runtime.numpy_vm import NumpyBackend
 from plow.runtime.request import Request
-from plow.runtime.step import StepBatch
+from plow.runtime.step import Limits, StepBatch
+from plow.schedule.weights import write_image
 
 PROMPTS = [[5], [7, 8, 9], list(range(10, 50)), list(range(100, 117))]
 
@@ -41,6 +46,15 @@ def cpu(bundle: Bundle) -> Iterator[CpuBackend]:
     backend.close()
 
 
+def unfused(checkpoint: Path, out: Path) -> Bundle:
+    """The checkpoint's programs with every rewrite rule disabled: one packet form a base operator."""
+    ck = Checkpoint.open(checkpoint)
+    compiled = lower(build(ck.config), replace(OPTIONS, disabled_rules=tuple(RULES)), valid_vocab=320)
+    write_image(out / "weights.bin", compiled.weights, ck.tensor, OPTIONS.max_ctx)
+    limits = Limits.from_header(compiled.packets.header)
+    return Bundle(out, {"weights": {"file": "weights.bin"}}, compiled.packets, limits, certified=False)
+
+
 def whole_prompt(bundle: Bundle, tokens: list[int]) -> StepBatch:
     limits = bundle.limits
     table = np.arange(limits.max_slots * limits.blocks_per_seq, dtype=np.int32).reshape(limits.max_slots, -1)
@@ -60,6 +74,15 @@ def test_packets_compute_the_graph_in_every_worker_order(checkpoint: Path, bundl
     program = next(i for i, p in enumerate(bundle.packets.programs) if p.rows == 16)
     vm.run(program, whole_prompt(bundle, tokens))
     np.testing.assert_allclose(vm.logits(program, 2), want[:, : bundle.limits.vocab_size], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["first_first", "last_first", "random:3"])
+def test_unfused_packets_compute_the_same_tokens(checkpoint: Path, bundle: Bundle, order: str, tmp_path: Path) -> None:
+    plain = unfused(checkpoint, tmp_path)
+    ops = {int(r["opcode"]) for packets in plain.packets.programs[0].lists for r in packets}
+    assert {Opcode.ROPE, Opcode.KV_APPEND, Opcode.NORM, Opcode.ELEMENTWISE} <= ops and Opcode.QKV not in ops
+    want = texts(Engine(NumpyBackend(bundle)), PROMPTS)
+    assert texts(Engine(NumpyBackend(plain, order, poison=True)), PROMPTS) == want
 
 
 def test_the_c_interpreter_computes_what_the_numpy_one_does(bundle: Bundle, cpu: CpuBackend) -> None:

@@ -43,8 +43,11 @@ def happens_before(s: Scheduled, workers: int) -> list[set[int]]:
 
 def conflicts(s: Scheduled) -> list[tuple[int, int]]:
     seen = [effects(p, 1) for p in s.packets]
-    return [(u, v) for u, v in itertools.combinations(range(len(seen)), 2)
-            if any("w" in (a.mode, b.mode) and overlaps(a.region, b.region) for a in seen[u] for b in seen[v])]
+    return [
+        (u, v)
+        for u, v in itertools.combinations(range(len(seen)), 2)
+        if any("w" in (a.mode, b.mode) and overlaps(a.region, b.region) for a in seen[u] for b in seen[v])
+    ]
 
 
 def random_groups(rng: random.Random, workers: int) -> list[Group]:
@@ -92,14 +95,23 @@ def test_program_order_needs_no_counter():
 
 def test_an_implied_order_needs_no_wait():
     """Worker 1 waited for group 1, whose packet came after group 0 on worker 0."""
-    groups = [Group([row_op(0, 0, 1)], []), Group([row_op(0, 2, 3)], [0]), Group([row_op(1, 3, 4)], [0, 1]), Group([row_op(1, 1, 5)], [0, 1, 2])]
+    groups = [
+        Group([row_op(0, 0, 1)], []),
+        Group([row_op(0, 2, 3)], [0]),
+        Group([row_op(1, 3, 4)], [0, 1]),
+        Group([row_op(1, 1, 5)], [0, 1, 2]),
+    ]
     s = schedule(groups, 2, 1)
     assert len([c for p in s.packets for c, _ in p.waits if c != STEP_COUNTER]) == 1
 
 
 def test_more_waits_than_a_packet_holds_go_into_nops():
     writers = [Group([row_op(w, 9, w)], []) for w in range(1, 7)]
-    reader = Packet(Opcode.ELEMENTWISE, {"a": 1024, "y": 1 << 20}, {"row0": 0, "row1": 24, "row_step": 1, "width": 64, "a_stride": 64, "y_stride": 64})
+    reader = Packet(
+        Opcode.ELEMENTWISE,
+        {"a": 1024, "y": 1 << 20},
+        {"row0": 0, "row1": 24, "row_step": 1, "width": 64, "a_stride": 64, "y_stride": 64},
+    )
     s = schedule([*writers, Group([reader], list(range(6)))], 7, 1)
     before = happens_before(s, 7)
     assert all(len(p.waits) <= NUM_WAITS for p in s.packets) and sum(p.opcode == Opcode.NOP for p in s.packets) == 1
@@ -116,4 +128,6 @@ def test_every_worker_takes_part_in_the_step_counter():
 
 def test_sequence_numbers_increase_along_every_list():
     s = schedule(random_groups(random.Random(5), 4), 4, 1)
-    assert [p.seq for p in s.packets] == list(range(len(s.packets))) and np.all(np.diff([p.seq for p in s.packets if p.worker == 0]) > 0)
+    assert [p.seq for p in s.packets] == list(range(len(s.packets))) and np.all(
+        np.diff([p.seq for p in s.packets if p.worker == 0]) > 0
+    )

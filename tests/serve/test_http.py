@@ -104,7 +104,7 @@ def test_bad_parameters_are_400_with_an_openai_error_body(server: Running, bad: 
         {"messages": [{"role": "user", "content": 5}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         {"tools": [{"type": "function"}]},
-        {"top_logprobs": 3},
+        {"chat_template_kwargs": {"messages": []}}, {"chat_template_kwargs": {"bos_token": ""}}, {"top_logprobs": 3},
         {"logprobs": True, "top_logprobs": 21},
         {"logprobs": 3.5},
     ],

@@ -48,10 +48,16 @@ def test_winners_are_read_back_and_losers_keep_the_baseline(tmp_path):
     database.append(db, record("workers", 2, True, 1))
     database.append(db, record("prefetch_bytes", 4096, False, 8192))
     won = database.winners(db, "cpu")
-    assert won["workers"]["value"] == 2 and won["prefetch_bytes"]["value"] == 8192 and database.winners(db, "h200") == {}
+    assert (
+        won["workers"]["value"] == 2 and won["prefetch_bytes"]["value"] == 8192 and database.winners(db, "h200") == {}
+    )
     options = Options()
     assert len(apply_tuned(options, db)) == 2
-    assert options.workers == 2 and options.interpreter == {"prefetch_bytes": 8192} and options.sources["workers"].startswith("tune ")
+    assert (
+        options.workers == 2
+        and options.interpreter == {"prefetch_bytes": 8192}
+        and options.sources["workers"].startswith("tune ")
+    )
 
 
 def test_what_the_user_sets_wins_over_the_database(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from plow.verify import audit
 from plow.verify.library import Library, source_root
 
+REDEFINED = "kernel function redefined"
 PLANTED = {
     "hole": ("CounterProtocol/Model.lean", "theorem t : 1 = 2 := sorry", "forbidden word"),
     "axiom": ("CounterProtocol/Model.lean", "axiom cheat : False", "extra axiom"),
@@ -21,11 +22,13 @@ PLANTED = {
     "extern": ("Base/Sum.lean", '@[extern "lean_nat_add"] def f : Nat := 1', "forbidden word"),
     "opaque": ("Base/Digits.lean", "opaque f : Nat", "forbidden word"),
     "macro": ("CounterProtocol/Checked.lean", 'macro "x" : term => `(True.intro)', "forbidden word"),
-    "kernel function": ("CounterProtocol/Model.lean", "def Nat.gcd (a b : Nat) : Nat := 0", "kernel function redefined"),
-    "kernel function in a namespace": ("Base/Nat.lean", "namespace Nat\nprotected def land (a b : Nat) : Nat := 0\nend Nat",
-                                       "kernel function redefined"),
-    "kernel function from the root": ("Base/Sum.lean", "namespace Sum\ndef _root_.Nat.log2 (a : Nat) : Nat := 0\nend Sum",
-                                      "kernel function redefined"),
+    "kernel function": ("CounterProtocol/Model.lean", "def Nat.gcd (a b : Nat) : Nat := 0", REDEFINED),
+    "kernel function behind an option": (
+        "CounterProtocol/Model.lean", "set_option autoImplicit true in def Nat.gcd (a b : Nat) : Nat := 0", REDEFINED),
+    "kernel function in a namespace": (
+        "Base/Nat.lean", "namespace Nat\nprotected def land (a b : Nat) : Nat := 0\nend Nat", REDEFINED),
+    "kernel function from the root": (
+        "Base/Sum.lean", "namespace Sum\ndef _root_.Nat.log2 (a : Nat) : Nat := 0\nend Sum", REDEFINED),
     "kernel function without equations": ("Base/Numbers.lean", "def Nat.xor (a b : Nat) : Nat := 0",
                                           "kernel function without equations"),
     "option": ("CounterProtocol/Model.lean", "set_option debug.skipKernelTC true", "forbidden option"),
@@ -54,7 +57,8 @@ def test_planted_source_fault_is_found(copy: Path, name: str) -> None:
     assert rule.endswith("equations") or any(int(f.where.rpartition(":")[2]) >= lines for f in found if ":" in f.where)
 
 
-@pytest.mark.parametrize("text", ["-- sorry", "/- axiom cheat : False /- nested -/ unsafe -/", "theorem t : true = true := rfl"])
+@pytest.mark.parametrize("text", [
+    "-- sorry", "/- axiom cheat : False /- nested -/ unsafe -/", "theorem t : true = true := rfl"])
 def test_comments_and_honest_theorems_are_no_findings(copy: Path, text: str) -> None:
     path = copy / "CounterProtocol/Model.lean"
     path.write_text(path.read_text() + text + "\n")

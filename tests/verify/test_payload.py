@@ -38,7 +38,8 @@ def test_disjoint_regions_need_no_order(other: Region) -> None:
 
 
 def test_orders_that_follow_from_others_are_not_listed() -> None:
-    chain = [effect("w", row(0, 1)), effect("r", row(0, 1)) + effect("w", row(5, 6)), effect("r", row(5, 6)) + effect("w", row(0, 1))]
+    x, y = row(0, 1), row(5, 6)
+    chain = [effect("w", x), effect("r", x) + effect("w", y), effect("r", y) + effect("w", x)]
     assert [(h.before, h.after) for h in required(chain, [0, 1, 0])] == [(0, 1), (1, 2)]
     same_worker = [effect("w", row(0, 1)), effect("w", row(1, 2)), effect("r", row(0, 2))]
     assert [(h.before, h.after) for h in required(same_worker, [0, 0, 1])] == [(1, 2)]
@@ -49,8 +50,8 @@ def test_listed_orders_and_worker_lists_imply_every_conflict_of_random_programs(
     for _ in range(150):
         n, workers = int(rng.integers(2, 12)), int(rng.integers(1, 4))
         lists = [int(w) for w in rng.integers(0, workers, n)]
-        effects = [[Effect("rw"[rng.integers(2)], "x", row(int(a), int(a + rng.integers(1, 3)), 0, 16, int(rng.integers(1, 3))))
-                    for a in rng.integers(0, 6, rng.integers(1, 4))] for _ in range(n)]
+        effects = [[Effect("rw"[rng.integers(2)], "x", row(a, a + int(rng.integers(1, 3)), step=1 + a % 2))
+                    for a in rng.integers(0, 6, rng.integers(1, 4)).tolist()] for _ in range(n)]
         before = np.zeros((n, n), bool)
         for u, v in itertools.combinations(range(n), 2):
             before[u, v] = lists[u] == lists[v]
@@ -59,7 +60,8 @@ def test_listed_orders_and_worker_lists_imply_every_conflict_of_random_programs(
         for k in range(n):
             before |= np.outer(before[:, k], before[k])
         for u, v in itertools.combinations(range(n), 2):
-            conflict = any("w" in a.mode + b.mode and overlaps(a.region, b.region) for a in effects[u] for b in effects[v])
+            pairs = itertools.product(effects[u], effects[v])
+            conflict = any("w" in a.mode + b.mode and overlaps(a.region, b.region) for a, b in pairs)
             assert before[u, v] or not conflict
 
 
@@ -100,7 +102,8 @@ def test_sample_must_follow_what_reads_the_rows_token(sample: PacketFile) -> Non
 
 
 def test_a_chain_through_a_third_worker_is_found_and_shortened() -> None:
-    packets = [Sync(0, [], []), Sync(0, [], [1]), Sync(1, [(1, 1)], []), Sync(1, [], []), Sync(1, [], [2]), Sync(2, [(2, 1)], [])]
+    packets = [Sync(0, [], []), Sync(0, [], [1]), Sync(1, [(1, 1)], []), Sync(1, [], []), Sync(1, [], [2]),
+               Sync(2, [(2, 1)], [])]
     order = Order(packets, [0, 1, 1])
     assert order.chain(0, 5) == [1, 2, 4]
     assert order.chain(1, 5) == [2, 4]

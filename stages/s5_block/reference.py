@@ -1,0 +1,53 @@
+"""What every value should be: the base graph in float64, and transformers' modules on the same truncated checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from plow.checkpoint import Checkpoint
+from plow.graph import Graph
+from plow.graph.reference import run
+from plow.graph.semantics import Caches
+from plow.oracle.difference import capture_keys
+from stages.subject import Widened, step_inputs
+
+Rows = dict[str, np.ndarray]
+"""Value name -> [rows, features]."""
+
+
+def exact(graph: Graph, checkpoint: Checkpoint, tokens: np.ndarray, rows: Sequence[int]) -> Rows:
+    """Values at `rows` of one sequence, in float64, keys and values of a cache as "<cache>.k" and "<cache>.v"."""
+    weights = {n: np.asarray(w).astype(np.float64) for n, w in Widened({n: checkpoint.tensor(n) for n in graph.weights}).items()}
+    kept: Rows = {}
+    wanted = list(rows)
+
+    def keep(name: str, value: Any) -> None:
+        if isinstance(value, np.ndarray):
+            kept[name] = value if graph.types[name].shape[0] == "S" else value[wanted]
+
+    run(graph, weights, step_inputs(tokens.tolist(), rows=wanted), Caches(), np.float64, keep)
+    return kept | {alias: kept[value] for alias, value in cache_values(graph).items()}
+
+
+def cache_values(graph: Graph) -> dict[str, str]:
+    """ "<cache>.k" and "<cache>.v" -> the value that the base graph appends."""
+    found = {}
+    for n in graph.nodes:
+        if n.op == "kv_append":
+            found |= {f"{n.attrs['cache']}.k": n.inputs[0], f"{n.attrs['cache']}.v": n.inputs[1]}
+    return found
+
+
+def captured(graph: Graph, captures: Mapping[str, np.ndarray], rows: Sequence[int]) -> Rows:
+    """The same from transformers' captures of one sequence, for the values that its modules show."""
+    keys = capture_keys(graph)
+    keys |= {alias: keys.get(value, []) for alias, value in cache_values(graph).items()}
+    found = {}
+    for value, names in keys.items():
+        key = next((k for k in names if k in captures), None)
+        if key is not None:
+            found[value] = captures[key][list(rows)]
+    return found
