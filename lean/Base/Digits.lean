@@ -135,7 +135,8 @@ theorem digit_addAll (k : Nat) (l : List Nat) (x : Nat) (h : fits l x = true) :
     have step := digit_add k a (addAll l x) ((Nat.blt_eq_true_eq _ _).mp both.left)
     refine step.trans ?_
     rw [ih both.right]
-    show digit k x + count k l + cond (Nat.beq a k) 1 0 = digit k x + cond (Nat.beq a k) (Nat.succ (count k l)) (count k l)
+    show digit k x + count k l + cond (Nat.beq a k) 1 0 =
+      digit k x + cond (Nat.beq a k) (Nat.succ (count k l)) (count k l)
     cases Nat.beq a k with
     | true => rfl
     | false => rfl

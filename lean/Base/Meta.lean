@@ -168,13 +168,20 @@ abbrev interpolatedStrKind : SyntaxNodeKind := `interpolatedStrKind
 
 /-! Native helpers: declared, not defined. -/
 @[extern "l_Lean_Syntax_node1"] opaque Syntax.node1 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ : Syntax) : Syntax
-@[extern "l_Lean_Syntax_node2"] opaque Syntax.node2 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ : Syntax) : Syntax
-@[extern "l_Lean_Syntax_node3"] opaque Syntax.node3 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ : Syntax) : Syntax
-@[extern "l_Lean_Syntax_node4"] opaque Syntax.node4 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ a₄ : Syntax) : Syntax
-@[extern "l_Lean_Syntax_node5"] opaque Syntax.node5 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ a₄ a₅ : Syntax) : Syntax
-@[extern "l_Lean_Syntax_node6"] opaque Syntax.node6 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ a₄ a₅ a₆ : Syntax) : Syntax
-@[extern "l_Lean_Syntax_node7"] opaque Syntax.node7 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ a₄ a₅ a₆ a₇ : Syntax) : Syntax
-@[extern "l_Lean_Syntax_node8"] opaque Syntax.node8 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ a₄ a₅ a₆ a₇ a₈ : Syntax) : Syntax
+@[extern "l_Lean_Syntax_node2"]
+opaque Syntax.node2 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ : Syntax) : Syntax
+@[extern "l_Lean_Syntax_node3"]
+opaque Syntax.node3 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ : Syntax) : Syntax
+@[extern "l_Lean_Syntax_node4"]
+opaque Syntax.node4 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ a₄ : Syntax) : Syntax
+@[extern "l_Lean_Syntax_node5"]
+opaque Syntax.node5 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ a₄ a₅ : Syntax) : Syntax
+@[extern "l_Lean_Syntax_node6"]
+opaque Syntax.node6 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ a₄ a₅ a₆ : Syntax) : Syntax
+@[extern "l_Lean_Syntax_node7"]
+opaque Syntax.node7 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ a₄ a₅ a₆ a₇ : Syntax) : Syntax
+@[extern "l_Lean_Syntax_node8"]
+opaque Syntax.node8 (info : SourceInfo) (kind : SyntaxNodeKind) (a₁ a₂ a₃ a₄ a₅ a₆ a₇ a₈ : Syntax) : Syntax
 @[extern "l_Lean_Syntax_isOfKind"] opaque Syntax.isOfKind (stx : Syntax) (k : SyntaxNodeKind) : Bool
 @[extern "l_Lean_Syntax_getKind"] opaque Syntax.getKind (stx : Syntax) : SyntaxNodeKind
 @[extern "l_Lean_Syntax_getArg"] opaque Syntax.getArg (stx : Syntax) (i : Nat) : Syntax
@@ -189,10 +196,12 @@ abbrev interpolatedStrKind : SyntaxNodeKind := `interpolatedStrKind
 @[extern "l_Lean_SourceInfo_fromRef"] opaque SourceInfo.fromRef (ref : Syntax) (canonical := false) : SourceInfo
 @[extern "l_Lean_addMacroScope"] opaque addMacroScope (ctx : Name) (n : Name) (scp : Nat) : Name
 @[extern "l_Lean_replaceRef"] opaque replaceRef (ref : Syntax) (oldRef : Syntax) : Syntax
-@[inline] def mkNode (k : SyntaxNodeKind) (args : Array Syntax) : TSyntax (.cons k .nil) := ⟨Syntax.node SourceInfo.none k args⟩
+@[inline] def mkNode (k : SyntaxNodeKind) (args : Array Syntax) : TSyntax (.cons k .nil) :=
+  ⟨Syntax.node SourceInfo.none k args⟩
 @[inline] def mkNullNode (args : Array Syntax := Array.empty) : Syntax := (mkNode nullKind args).raw
 def mkAtom (val : String) : Syntax := Syntax.atom SourceInfo.none val
-def mkAtomFrom (src : Syntax) (val : String) (canonical := false) : Syntax := Syntax.atom (SourceInfo.fromRef src canonical) val
+def mkAtomFrom (src : Syntax) (val : String) (canonical := false) : Syntax :=
+  Syntax.atom (SourceInfo.fromRef src canonical) val
 structure Syntax.SepArray (sep : String) where
   elemsAndSeps : Array Syntax
 structure Syntax.TSepArray (ks : SyntaxNodeKinds) (sep : String) where

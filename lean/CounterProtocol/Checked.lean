@@ -87,7 +87,8 @@ theorem first_of_check {i : Nat} (hi : i < p.size) (h : checkFirst p.program i =
     have ne := Nat.ne_of_beq_eq_false hb
     rw [workers_counted packets _ (Nat.le_of_lt hi)] at ne
     have pos : 0 < sum i (fun j => count (p.program.packet i).worker (workerAt p.program j)) := by
-      cases Nat.eq_or_lt_of_le (Nat.zero_le (sum i (fun j => count (p.program.packet i).worker (workerAt p.program j)))) with
+      cases Nat.eq_or_lt_of_le (Nat.zero_le
+          (sum i (fun j => count (p.program.packet i).worker (workerAt p.program j)))) with
       | inl e => exact absurd e.symm ne
       | inr l => exact l
     exact .inr ((Sum.exists_of_pos pos).elim (fun j hj => ⟨j, hj.left, same_of_count hj.right⟩))
@@ -142,7 +143,8 @@ theorem fan_of_check {p : Program} {x : FanWitness} (h : checkFan p x = true) :
   · rw [e]; exact Nat.le_of_ble_eq_true user.right
   · rw [e]; exact (Nat.blt_eq_true_eq _ _).mp maker.right
 
-theorem enforced_of_chain {p : Program} {b : Nat} {via : List Nat} : ∀ a, checkChain p b via a = true → Enforced p a b := by
+theorem enforced_of_chain {p : Program} {b : Nat} {via : List Nat} :
+    ∀ a, checkChain p b via a = true → Enforced p a b := by
   induction via with
   | nil => exact fun a h => enforced_of_hop h
   | cons x via ih =>

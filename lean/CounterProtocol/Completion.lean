@@ -44,8 +44,8 @@ theorem Step.decreases {p : Program} {n : Nat} {s s' : State} (h : Step p n s s'
     rw [set_self, unfinished]
     exact Nat.add_lt_add_left (Nat.zero_lt_succ 0) _
 
-theorem completes_within {p : Program} (free : DeadlockFree p) {n : Nat} : ∀ k s, Reachable p n s → remaining p n s ≤ k →
-    ∃ s', Reachable p n s' ∧ ∀ e i, e < n → i < p.size → s'.done e i = true := by
+theorem completes_within {p : Program} (free : DeadlockFree p) {n : Nat} : ∀ k s, Reachable p n s →
+    remaining p n s ≤ k → ∃ s', Reachable p n s' ∧ ∀ e i, e < n → i < p.size → s'.done e i = true := by
   intro k
   induction k with
   | zero =>

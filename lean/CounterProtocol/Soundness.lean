@@ -30,7 +30,8 @@ structure Valid (p : Program) : Prop where
   totals : ∀ c, p.total c = signalsBefore p c p.size
   attainable : ∀ i, i < p.size → ∀ w, w ∈ (p.packet i).waits → Attainable p i w
   /-- The first packet of every worker waits until the previous step is over. -/
-  first : ∀ i, i < p.size → (∃ w, w ∈ (p.packet i).waits ∧ w.counter = stepCounter ∧ p.total stepCounter ≤ w.threshold) ∨
+  first : ∀ i, i < p.size →
+    (∃ w, w ∈ (p.packet i).waits ∧ w.counter = stepCounter ∧ p.total stepCounter ≤ w.threshold) ∨
     ∃ j, j < i ∧ (p.packet j).worker = (p.packet i).worker
   /-- The last packet of every worker signals the step counter. -/
   last : ∀ i, i < p.size → 0 < count stepCounter (p.packet i).signals ∨

@@ -7,9 +7,9 @@ import queue
 import threading
 from collections.abc import Callable
 
-from plow.errors import PlowError, RequestError
+from plow.errors import PlowError
 from plow.runtime.engine import Engine
-from plow.runtime.request import Event, Finish, Overloaded, Request
+from plow.runtime.request import EngineStopped, Event, Finish, Overloaded, Request
 
 Item = Event | Exception
 
@@ -60,18 +60,19 @@ class AsyncEngine:
         self.last_error: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._tickets: dict[int, Ticket] = {}
+        self._open = True
         self._thread = threading.Thread(target=self._run, name="plow-engine", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._open and self._thread.is_alive()
 
     def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> Ticket:
         """Queue a request whose events go to `mailbox` under `index`. Raises RequestError (Overloaded, ...)."""
         request.check(self.engine.limits)
         if not self.alive:
-            raise RequestError("the engine has stopped", self.last_error or "", "restart the server")
+            raise EngineStopped("the engine has stopped", self.last_error or "", "restart the server")
         waiting = self.engine.waiting + self._commands.qsize()
         if waiting >= self.max_waiting:
             raise Overloaded(f"{waiting} requests are waiting", "queue", "try again later")
@@ -103,10 +104,21 @@ class AsyncEngine:
                     self._deliver(self.engine.step())
                 except PlowError as error:
                     self._fail(error)
-            self._deliver(self.engine.abort_all())
+            self._end(None)
         except Exception as error:
-            self._fail(error)
+            self._end(error)
             raise
+
+    def _end(self, error: Exception | None) -> None:
+        """Nobody may be left waiting: refuse new requests, take the ones on their way, and end them all."""
+        self._open = False
+        while not self._commands.empty():
+            if command := self._commands.get():
+                command()
+        if error is None:
+            self._deliver(self.engine.abort_all())
+        else:
+            self._fail(error)
 
     def _obey(self) -> bool:
         """Carry out the commands at hand, waiting for one when there is no work; False at the end."""

@@ -22,6 +22,10 @@ class Overloaded(RequestError):
     """The waiting queue is full."""
 
 
+class EngineStopped(RequestError):
+    """The engine has ended, on purpose or by a bug."""
+
+
 @dataclass(frozen=True)
 class Request:
     """prompt: token ids; max_tokens: None = as many as the context holds; stop_ids: tokens that end the text;

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from plow.errors import PlowError, RequestError
-from plow.runtime.request import ContextTooLong, Overloaded
+from plow.runtime.request import ContextTooLong, EngineStopped, Overloaded
 from plow.runtime.sampler import SamplingParams
 
 MAX_CHOICES = 64
@@ -148,8 +148,9 @@ def http_error(error: Exception) -> tuple[int, dict[str, Any]]:
         return 404, error_body(error.line(), "invalid_request_error", "model", "model_not_found")
     if isinstance(error, ContextTooLong):
         return 400, error_body(error.line(), "invalid_request_error", error.where, "context_length_exceeded")
-    if isinstance(error, Overloaded):
-        return 503, error_body(error.line(), "server_error", None, "overloaded")
+    if isinstance(error, Overloaded | EngineStopped):
+        code = "overloaded" if isinstance(error, Overloaded) else "engine_stopped"
+        return 503, error_body(error.line(), "server_error", None, code)
     if isinstance(error, RequestError):
         return 400, error_body(error.line(), "invalid_request_error", error.where or None, "invalid_value")
     if isinstance(error, PlowError):

@@ -25,7 +25,7 @@ from plow.verify.registry import CHECKPOINTS
 
 SCHEMA = "plow.certificate/1"
 TIMEOUT = 300.0
-"""Seconds a program: 300 packets take 0.4, 3,800 packets of 64 workers 4.5 (2 cores of an EPYC, November 2026)."""
+"""Seconds a payload: 300 packets take 0.5, 3,800 packets of 64 workers 8 (CPU time on an EPYC, November 2026)."""
 Progress = Callable[[str], None]
 
 

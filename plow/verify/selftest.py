@@ -43,9 +43,9 @@ def planted(file: PacketFile | None = None) -> list[Case]:
     """The cases. file: whose first program is corrupted; without one, a small program of the real scheduler."""
     file = file or sample_program()
     payloads = payload_d.build(file)
-    cases = [Case(f"lean: {doc}", _runner(mutated(payloads[0], mutate), False)) for doc, mutate in MUTATIONS.items()]
+    cases = [Case(doc, _runner(mutated(payloads[0], mutate), False)) for doc, mutate in MUTATIONS.items()]
     distinct = {p.lean(): p for p in payloads}.values()
-    return cases + [Case(f"lean: control {p.title} is certified", _runner(p, True), True) for p in distinct]
+    return cases + [Case(f"control {p.title} is certified", _runner(p, True), True) for p in distinct]
 
 
 def run_all(file: PacketFile | None = None, progress: Callable[[str], None] = lambda line: None) -> dict[str, Any]:

@@ -155,3 +155,21 @@ def test_the_registry_knows_what_the_stages_say_and_runs_none_of_them(tmp_path: 
     assert loaded == box.stages
     with pytest.raises(BringUpError, match=r"harness\.judge only"):
         loaded[0].gate(StageContext("demo", "cpu", tmp_path, tmp_path, tmp_path, box.root))
+
+
+def _judge_forever(box: Sandbox) -> None:
+    judged(box)
+
+
+def test_a_judge_does_not_outlive_the_process_that_started_it(tmp_path: Path) -> None:
+    box = green_box(tmp_path)
+    mark = tmp_path / "pid"
+    box.candidate("1.0", f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n")
+    parent = multiprocessing.get_context("fork").Process(target=_judge_forever, args=(box,))
+    parent.start()
+    stop = time.monotonic() + 15
+    while not (mark.exists() and mark.read_text()) and time.monotonic() < stop:
+        time.sleep(0.02)
+    parent.kill()
+    parent.join()
+    assert ended(int(mark.read_text()))

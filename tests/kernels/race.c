@@ -1,12 +1,21 @@
-/* Steps of a small program on three workers, for the thread sanitizer: a relay through counters, and fed-back tokens.
+/* Steps of a small program on two workers, for the thread sanitizer: a value goes round through counters.
  * Prints the value that came round; the sanitizer prints the rest. */
 #include <stdio.h>
 #include <string.h>
 
-#include "vm.h"
+#include "op.h"
 
-#define WORKERS 3
+#define WORKERS 2
 #define STEPS 50
+
+/* Only interp.c and rows.c are linked: the other operators are not under test here. */
+void op_linear(const plow_packet *p, const plow_ctx *c) { (void)p, (void)c; }
+void op_qkv(const plow_packet *p, const plow_ctx *c) { (void)p, (void)c; }
+void op_attention(const plow_packet *p, const plow_ctx *c) { (void)p, (void)c; }
+void op_sample(const plow_packet *p, const plow_ctx *c) { (void)p, (void)c; }
+size_t projection_scratch(const plow_packet *p) { return (void)p, 0; }
+size_t attention_scratch(const plow_packet *p) { return (void)p, 0; }
+size_t sample_scratch(const plow_packet *p) { return (void)p, 0; }
 
 static _Alignas(64) uint8_t arena[8192];
 static plow_packet lists[WORKERS][2];
@@ -32,7 +41,7 @@ static plow_packet scale(uint16_t worker, uint32_t from, uint32_t to) {
 
 int main(void) {
   const plow_packet *pointers[WORKERS];
-  uint32_t lengths[WORKERS], totals[WORKERS] = {WORKERS, 1, 1};
+  uint32_t lengths[WORKERS], totals[WORKERS] = {WORKERS, 1};
   for (uint16_t w = 0; w < WORKERS; w++) {
     plow_packet first = scale(w, w, w + 1u), last = w == WORKERS - 1 ? scale(w, WORKERS, 0) : blank(OP_NOP, w);
     first.waits[0] = (plow_wait){STEP_COUNTER, WORKERS};
@@ -43,9 +52,10 @@ int main(void) {
   }
   ((float *)arena)[0] = 1.0f;
   int32_t token = 0, position = 0, slot = 0, sample_row = 0, table = 0, picked[STEPS];
-  plow_program program = {.lists = pointers, .lengths = lengths, .totals = totals, .counters = counters, .workers = WORKERS, .num_counters = WORKERS};
-  plow_step step = {.tokens = &token, .positions = &position, .slots = &slot, .sample_rows = &sample_row, .page_table = &table,
-                    .picked = picked, .n_rows = 1, .n_steps = STEPS, .blocks_per_seq = 1};
+  plow_program program = {.lists = pointers, .lengths = lengths, .totals = totals, .counters = counters,
+                          .workers = WORKERS, .num_counters = WORKERS};
+  plow_step step = {.tokens = &token, .positions = &position, .slots = &slot, .sample_rows = &sample_row,
+                    .page_table = &table, .picked = picked, .n_rows = 1, .n_steps = STEPS, .blocks_per_seq = 1};
   plow_report report;
   plow_vm *vm = plow_open(WORKERS, NULL, arena, 0);
   if (!vm) return 2;

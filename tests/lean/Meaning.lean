@@ -74,7 +74,8 @@ theorem pair_checked : check pair = true := by decide +kernel
 theorem pair_safe : Safe pair.program := sound pair_checked
 
 /-- The edge is not vacuous: its end does start in some run, of any number of steps. -/
-theorem pair_edge_used (n : Nat) : ∃ s, Reachable pair.program n s ∧ ∀ e, e < n → s.started e 1 = true ∧ s.done e 0 = true := by
+theorem pair_edge_used (n : Nat) : ∃ s, Reachable pair.program n s ∧
+    ∀ e, e < n → s.started e 1 = true ∧ s.done e 0 = true := by
   refine (pair_safe.left.completes (Reachable.init (n := n))).elim (fun s hs => ⟨s, hs.left, fun e he => ?_⟩)
   have last := hs.right e 1 he (Nat.lt_succ_self 1)
   exact ⟨(inv_of_reachable (valid_of_check pair_checked) hs.left).ran e 1 last,

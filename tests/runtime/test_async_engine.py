@@ -10,9 +10,9 @@ import pytest
 from fake_backend import FakeBackend, greedy
 
 from plow.errors import StuckDependency
-from plow.runtime.async_engine import AsyncEngine, Mailbox
+from plow.runtime.async_engine import AsyncEngine, Mailbox, Ticket
 from plow.runtime.engine import Engine
-from plow.runtime.request import ContextTooLong, Event, Overloaded, Request
+from plow.runtime.request import ContextTooLong, EngineStopped, Event, Overloaded, Request
 
 
 @pytest.fixture
@@ -137,3 +137,18 @@ def test_closing_ends_running_requests(make) -> None:
         return (await read(mailbox))[-1].finish
 
     assert asyncio.run(main()) == "abort"
+
+
+def test_a_request_on_its_way_while_the_engine_ends_is_not_left_waiting(make) -> None:
+    engine = make()
+
+    async def main() -> None:
+        engine._commands.put(None)
+        mailbox = Mailbox()
+        engine._commands.put(lambda: engine._add(Ticket(engine, mailbox, 0), Request([1], max_tokens=9)))
+        assert (await asyncio.wait_for(read(mailbox), 5))[-1].finish == "abort"
+        await until(lambda: not engine.alive)
+        with pytest.raises(EngineStopped):
+            engine.submit(Request([1], max_tokens=9), Mailbox())
+
+    asyncio.run(main())

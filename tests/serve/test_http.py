@@ -254,4 +254,4 @@ def test_a_dead_engine_is_visible_and_refuses(start: Callable[..., Running], mon
         time.sleep(0.005)
     health = httpx.get(f"{server.url}/health")
     assert health.status_code == 503 and health.json()["status"] == "failed"
-    assert post(server).status_code == 400
+    assert post(server).status_code == 503
