@@ -12,16 +12,19 @@ from stages.s5_block.subject import BATCHES, MAX_BATCH
 from stages.substeps import row_error
 
 CHUNK = (40, 33)
-"""(first position, rows) of the prompt step that is looked into: neither starts nor ends at a page, and the program has more rows."""
+"""(first position, rows) of the prompt step that is looked into: it starts and ends inside a page, and the program has
+more rows."""
 UNEVEN = (7, 33, 64, 1, 20, 64)
 """Chunk sizes of the bit-equality test."""
 
 
 @dataclass
 class Found:
-    """errors: value name -> (largest row error, where); the other fields count."""
+    """errors: value name -> (largest row error, where). seen: (where, positions, values) of slot 0, to hold against
+    transformers later. The other fields count."""
 
     errors: dict[str, tuple[float, str]] = field(default_factory=dict)
+    seen: list[tuple[str, list[int], Values]] = field(default_factory=list)
     points: int = 0
     rows_compared: int = 0
     rows_unequal: list[str] = field(default_factory=list)
@@ -61,7 +64,10 @@ def grid(rig: Rig, contexts: list[int], want: list[Values], rows: list[int]) -> 
             _bits(rig, found, slots[:batch], context, logits, alone, where)
         observed = rig.observe(rig.program(MAX_BATCH), at(slots, context))
         expect_all = {v: np.array([want[s][v][rows.index(context - 1)] for s in slots]) for v in want[0]}
-        _values(found, observed, expect_all, f"batch {MAX_BATCH}, context {context}")
+        where = f"batch {MAX_BATCH}, context {context}"
+        _values(found, observed, expect_all, where)
+        first = slots.index(0)
+        found.seen.append((where, [context - 1], {v: x[first:first + 1] for v, x in observed.items()}))
         rig.filled = [context] * MAX_BATCH
     return found
 
@@ -95,19 +101,28 @@ def _values(found: Found, observed: Values, expect: Values, where: str) -> None:
             found.not_compared.add(value)
 
 
+def against(seen: Found, want: Values, rows: list[int]) -> Found:
+    """What slot 0 gave against other values at the same positions; rows: the positions that `want` holds."""
+    found = Found()
+    for where, positions, observed in seen.seen:
+        at_rows = [rows.index(p) for p in positions]
+        _values(found, observed, {v: want[v][at_rows[:len(x)]] for v, x in observed.items() if v in want}, where)
+    return found
+
+
 def chunk(rig: Rig, want: Values, rows: list[int], found: Found) -> None:
     """One prompt step of slot 0, operator by operator, in the program for prompts."""
     first, count = CHUNK
-    if first + count > rig.tokens.shape[1]:
-        return
     rig.filled[0] = min(rig.filled[0], first)
     rig.prefill(0, first, (64,))
     positions = np.arange(first, first + count, dtype=np.int32)
     observed = rig.observe(len(rig.records) - 1, Rows(np.zeros(count, np.int32), positions))
-    sampled = {v for v, t in rig.s.fused.types.items() if t.shape and t.shape[0] == "S"}
-    expect = {v: x[[rows.index(p) for p in positions[:len(observed[v])]]] for v, x in want.items() if v in observed}
+    observed = {v: x for v, x in observed.items() if len(x) == count}
+    at_rows = [rows.index(p) for p in positions]
+    where = f"prompt rows {first}..{first + count - 1}"
     found.points += 1
-    _values(found, {v: x for v, x in observed.items() if v not in sampled}, expect, f"prompt rows {first}..{first + count - 1}")
+    found.seen.append((where, positions.tolist(), observed))
+    _values(found, observed, {v: x[at_rows] for v, x in want.items() if v in observed}, where)
 
 
 def chunks_unequal(rig: Rig, length: int) -> tuple[list[str], int]:

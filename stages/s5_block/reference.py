@@ -12,24 +12,31 @@ from plow.graph import Graph
 from plow.graph.reference import run
 from plow.graph.semantics import Caches
 from plow.oracle.difference import capture_keys
-from stages.subject import Widened, step_inputs
+from stages.subject import step_inputs
 
 Rows = dict[str, np.ndarray]
 """Value name -> [rows, features]."""
 
 
-def exact(graph: Graph, checkpoint: Checkpoint, tokens: np.ndarray, rows: Sequence[int]) -> Rows:
-    """Values at `rows` of one sequence, in float64, keys and values of a cache as "<cache>.k" and "<cache>.v"."""
-    weights = {n: np.asarray(w).astype(np.float64) for n, w in Widened({n: checkpoint.tensor(n) for n in graph.weights}).items()}
-    kept: Rows = {}
-    wanted = list(rows)
+class Exact:
+    """The reference executor in float64 on a truncated checkpoint."""
 
-    def keep(name: str, value: Any) -> None:
-        if isinstance(value, np.ndarray):
-            kept[name] = value if graph.types[name].shape[0] == "S" else value[wanted]
+    def __init__(self, graph: Graph, checkpoint: Checkpoint) -> None:
+        self.graph = graph
+        self.weights = {n: checkpoint.tensor(n).astype(np.float32).astype(np.float64) for n in graph.weights}
 
-    run(graph, weights, step_inputs(tokens.tolist(), rows=wanted), Caches(), np.float64, keep)
-    return kept | {alias: kept[value] for alias, value in cache_values(graph).items()}
+    def values(self, tokens: np.ndarray, rows: Sequence[int]) -> Rows:
+        """Every value at `rows` of one sequence, keys and values of a cache as "<cache>.k" and "<cache>.v"."""
+        kept: Rows = {}
+        wanted = list(rows)
+
+        def keep(name: str, value: Any) -> None:
+            if isinstance(value, np.ndarray):
+                kept[name] = value if self.graph.types[name].shape[0] == "S" else value[wanted]
+
+        step = step_inputs(tokens.tolist(), rows=wanted)
+        run(self.graph, self.weights, step, Caches(), np.float64, keep)
+        return kept | {alias: kept[value] for alias, value in cache_values(self.graph).items()}
 
 
 def cache_values(graph: Graph) -> dict[str, str]:

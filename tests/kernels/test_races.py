@@ -22,7 +22,7 @@ def run(tmp_path: Path, *defines: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "plow_abi.h").write_text(header())
     program = tmp_path / "race"
     files = [str(Path(__file__).parent / "race.c"), str(SOURCES / "interp.c"), str(SOURCES / "rows.c")]
-    flags = ["-std=gnu11", "-O1", "-g", "-pthread", "-fsanitize=thread", "-DPLOW_SIMD_PORTABLE", *defines]
+    flags = ["-std=gnu11", "-O0", "-g", "-pthread", "-fsanitize=thread", "-DPLOW_SIMD_PORTABLE", *defines]
     build = subprocess.run([compiler, *flags, f"-I{tmp_path}", f"-I{SOURCES}", *files, "-o", str(program), "-lm"],
                            capture_output=True, text=True, check=False)
     if "tsan" in build.stderr and build.returncode:

@@ -11,7 +11,7 @@ from plow.verify.format_d import PayloadD
 from plow.verify.library import Library
 from plow.verify.payload_d import CHECKPOINT
 
-PROGRAMS = 1500
+PROGRAMS = 1000
 
 
 def test_no_accepted_program_misbehaves_in_any_interleaving() -> None:

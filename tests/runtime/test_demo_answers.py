@@ -27,6 +27,8 @@ def test_smollm2_answers_and_the_numpy_interpreter_agrees(
     assert oracle.generate([prompt], max_tokens=3)[0].token_ids == answer.token_ids[:3]
     fast.generate([prompt], max_tokens=3)
     np.testing.assert_allclose(fast.backend.logits(0, 1), oracle.backend.logits(0, 1), atol=2e-3)
-    sampled = [fast.generate([prompt], SamplingParams(0.8, 40, 0.95, 0.01, seed), 24)[0].token_ids for seed in (1, 1, 2)]
+    sampled = [
+        fast.generate([prompt], SamplingParams(0.8, 40, 0.95, 0.01, seed), 24)[0].token_ids for seed in (1, 1, 2)
+    ]
     assert sampled[0] == sampled[1] != sampled[2]
     fast.close()
