@@ -69,7 +69,7 @@ def run_judge(
         return Outcome(None, f"{hooks[0]} in the checkout would run before the judge", 0.0)
     nonce, start = secrets.token_hex(16), time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="plow-judge-") as folder, log.open("a") as sink:
+    with tempfile.TemporaryDirectory(prefix="judge-", dir=log.parent) as folder, log.open("a") as sink:
         out = Path(folder) / "result.json"
         command = [sys.executable, "-I", "-B", "-c", BOOT, str(root), "--stage", str(number), "--out", str(out)]
         child = subprocess.Popen(

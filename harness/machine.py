@@ -26,7 +26,7 @@ from harness.verdict import GREEN, RED, Verdict
 from stages.base import Stage, StageContext, resolve_checkpoint
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-IGNORED = "work/\nprompts/\n*.lock\n*.tmp\n.gitignore\n"
+IGNORED = "work/\nprompts/\nreport.html\n*.lock\n*.tmp\n.gitignore\n"
 Listener = Callable[[str, Stage, dict[str, Any]], None]
 """Called with ("work" | "gate" | "progress" | "verdict", stage, details) while a bring-up runs."""
 

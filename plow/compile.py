@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -28,6 +29,7 @@ from plow.tiles.forms import Form, Lowering, sample_form
 
 TARGETS = ("cpu",)
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+MAX_DEFAULT_WORKERS = 16
 PROMPT_ROWS = 16
 """Programs with at least this many rows may use bf16 dot products (prompt_math "bf16")."""
 Progress = Callable[[str], None]
@@ -35,7 +37,7 @@ Progress = Callable[[str], None]
 
 @dataclass
 class Options:
-    """What a user chooses. max_ctx: positions of a sequence; max_batch: sequences; workers: 0 = the machine's."""
+    """What a user chooses. max_ctx: positions of a sequence; max_batch: sequences; workers: 0 = this process's cores."""
 
     target: str = "cpu"
     max_ctx: int = 2048
@@ -67,7 +69,7 @@ def lower(graph: Graph, options: Options, valid_vocab: int) -> Compiled:
     """Graph -> programs. Raises LoweringError, GraphError or ConfigError."""
     _check(options, graph)
     machine = hw.load(options.machine)
-    workers = options.workers or machine.workers
+    workers = options.workers or local_workers()
     disabled = frozenset(options.disabled_rules) | _unavailable(graph)
     rewritten = rewrite(graph, machine, {"T": 1, "S": 1, "C": min(512, options.max_ctx)}, disabled=disabled)
     fused = verify(rewritten.graph)
@@ -89,6 +91,11 @@ def lower(graph: Graph, options: Options, valid_vocab: int) -> Compiled:
     return Compiled(
         fused, rewritten, machine, container.PacketFile(header, programs), layout.weights, next(iter(plans.values()))
     )
+
+
+def local_workers() -> int:
+    """Workers without a choice or a tune record: the cores that this process may use, at most MAX_DEFAULT_WORKERS."""
+    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_WORKERS)
 
 
 def _check(options: Options, graph: Graph) -> None:

@@ -47,7 +47,9 @@ def _run(stage: Stage, args: argparse.Namespace) -> int:
         report = stage.gate(ctx)
     if args.json:
         checks = [asdict(c) for c in report.checks]
-        print(json.dumps({"schema": "plow.repeat/1", "stage": stage.number, "checks": checks, "not_run": report.not_run}))
+        print(
+            json.dumps({"schema": "plow.repeat/1", "stage": stage.number, "checks": checks, "not_run": report.not_run})
+        )
     else:
         print("\n".join([*map(_line, report.checks), *(f"not run  {n}" for n in report.not_run)]))
     return 0 if report.checks and all(c.ok for c in report.checks) else 1

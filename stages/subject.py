@@ -38,7 +38,18 @@ def seed_of(ctx: StageContext) -> int:
 
 def repeat(ctx: StageContext, stage: int, check: str, seed: int | None = None) -> str:
     """The command that measures one check again."""
-    parts = ["python", "-m", "stages.repeat", str(stage), "--checkpoint", str(ctx.checkpoint), "--target", ctx.target, "--check", check]
+    parts = [
+        "python",
+        "-m",
+        "stages.repeat",
+        str(stage),
+        "--checkpoint",
+        str(ctx.checkpoint),
+        "--target",
+        ctx.target,
+        "--check",
+        check,
+    ]
     return shlex.join(parts if seed is None else [*parts, "--seed", str(seed)])
 
 
@@ -65,8 +76,12 @@ class Widened(Mapping[str, np.ndarray]):
 def step_inputs(tokens: Sequence[int], start: int = 0, rows: Sequence[int] | None = None) -> dict[str, np.ndarray]:
     """Inputs of a step that processes `tokens` of one sequence from position `start`; rows: which are sampled (all)."""
     n = len(tokens)
-    return {"tokens": np.asarray(tokens, np.int32), "positions": np.arange(start, start + n, dtype=np.int32),
-            "slots": np.zeros(n, np.int32), "sample_rows": np.asarray(range(n) if rows is None else rows, np.int32)}
+    return {
+        "tokens": np.asarray(tokens, np.int32),
+        "positions": np.arange(start, start + n, dtype=np.int32),
+        "slots": np.zeros(n, np.int32),
+        "sample_rows": np.asarray(range(n) if rows is None else rows, np.int32),
+    }
 
 
 def random_tokens(rng: np.random.Generator, checkpoint: Checkpoint, count: int) -> list[int]:
@@ -85,7 +100,7 @@ def encode_prompts(checkpoint: Checkpoint, rng: np.random.Generator) -> list[lis
 
 
 def kinds_of_layers(graph: Graph) -> list[int]:
-    """The first layer of every kind (same operators, same attributes), by number; the second layer too where all are alike."""
+    """The first layer of every kind (same operators, same attributes); the second layer too where all are alike."""
     first: dict[str, int] = {}
     for scope, nodes in graph.scopes():
         if scope.startswith("layer."):

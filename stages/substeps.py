@@ -49,7 +49,9 @@ def attention_module(node: Node, graph: Graph) -> str:
     return module_of(reader, graph).rpartition(".")[0] if reader else ""
 
 
-def compare(graph: Graph, weights: Mapping[str, np.ndarray], step: Mapping[str, np.ndarray], captures: Captures) -> list[SubStep]:
+def compare(
+    graph: Graph, weights: Mapping[str, np.ndarray], step: Mapping[str, np.ndarray], captures: Captures
+) -> list[SubStep]:
     """Every operator whose result was captured, computed in float32 from captured operands, in program order.
 
     step: the graph's inputs, all rows sampled. An operand that no module shows is the one computed here.
@@ -137,8 +139,13 @@ def attributes(graph: Graph, modules: Mapping[str, Mapping[str, Any]]) -> list[A
             pairs = {"scale": (a.get("scale", 1.0), held.get("scalar_embed_scale"))}
         elif node.op == "attention":
             window = held.get("sliding_window", 0 if held.get("layer_type") == "full_attention" else None)
-            pairs = {"scale": (a["scale"], held.get("scaling")), "window": (a.get("window", 0), window),
-                     "head_dim": (a["head_dim"], held.get("head_dim")),
-                     "queries per key": (a["num_heads"] / a["num_kv_heads"], held.get("num_key_value_groups"))}
-        found += [Attribute(node.name, f"{node.op} {k}", float(x), float(y)) for k, (x, y) in pairs.items() if y is not None]
+            pairs = {
+                "scale": (a["scale"], held.get("scaling")),
+                "window": (a.get("window", 0), window),
+                "head_dim": (a["head_dim"], held.get("head_dim")),
+                "queries per key": (a["num_heads"] / a["num_kv_heads"], held.get("num_key_value_groups")),
+            }
+        found += [
+            Attribute(node.name, f"{node.op} {k}", float(x), float(y)) for k, (x, y) in pairs.items() if y is not None
+        ]
     return found

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from tiny_bundle import tiny_bundle
 
-from plow.compile import Options, compile_checkpoint
 from plow.oracle import tiny
 
 DEMO = Path(__file__).parents[1] / ".demo"
@@ -47,15 +45,8 @@ def demo_gemma3() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundles(tiny_llama: Path, tiny_gemma3: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """name -> uncertified bundle of the tiny checkpoints: 2 workers where there are 2 cores, 4 sequences of up to 128
-    positions, programs for 1, 4 and 32 rows. Compiled once a session; pytest-xdist's processes share the result."""
-    root = tmp_path_factory.getbasetemp()
-    shared = root.parent if root.name.startswith("popen-") else root
-    with FileLock(shared / "bundles.lock"):
-        out = {"llama": shared / "bundle-llama", "gemma3": shared / "bundle-gemma3"}
-        for name, checkpoint in (("llama", tiny_llama), ("gemma3", tiny_gemma3)):
-            if not (out[name] / "manifest.json").exists():
-                workers = min(2, len(os.sched_getaffinity(0)))
-                options = Options(max_ctx=128, max_batch=4, rows=(1, 4, 32), workers=workers)
-                compile_checkpoint(checkpoint, out[name], options)
-    return out
+    """name -> uncertified bundle of the tiny checkpoints; see `tiny_bundle.OPTIONS`."""
+    return {
+        "llama": tiny_bundle(tiny_llama, tmp_path_factory),
+        "gemma3": tiny_bundle(tiny_gemma3, tmp_path_factory),
+    }

@@ -38,7 +38,7 @@ def compile_command(
     out: Annotated[Path | None, typer.Option("--out", help="bundle directory to write")] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", help="sequences at a time")] = 8,
     rows: Annotated[str, typer.Option("--rows", help="row buckets")] = ",".join(map(str, ROW_BUCKETS)),
-    workers: Annotated[int, typer.Option("--workers", help="0 = tuned, else the machine's")] = 0,
+    workers: Annotated[int, typer.Option("--workers", help="0 = tuned, else the cores of this machine")] = 0,
     machine: MachineOption = "cpu",
     prompt_math: Annotated[str, typer.Option("--prompt-math", help="fp32, or bf16 dot products for prompts")] = "fp32",
     disable: DisableOption = None,

@@ -126,7 +126,14 @@ def decode(record: np.void) -> Packet:
 
 
 def _check_unused(record: np.void, spec: OpcodeSpec, where: str) -> None:
-    """Fields beyond the opcode's names must hold their neutral value, so that every byte means something."""
+    """Fields beyond the opcode's names must hold their neutral value, so that every byte means something, and used slots
+    come first: an interpreter stops at the first unused one."""
+    for slots in (record["waits"]["counter"], record["signals"]):
+        used = slots != NO_COUNTER
+        if (used[1:] & ~used[:-1]).any():
+            raise PacketError("a wait or signal stands behind an unused slot", where)
+    if record["waits"]["threshold"][record["waits"]["counter"] == NO_COUNTER].any():
+        raise PacketError("an unused wait has a threshold", where)
     unused = (record["operands"][len(spec.operands) :] != NO_OPERAND).any() or record["dims"][len(spec.dims) :].any()
     if unused or record["imms"][len(spec.imms) :].view(np.uint32).any():
         raise PacketError("a field that the opcode does not use is set", where)

@@ -10,11 +10,31 @@ from stages.s1_ir.planted import PLANTED
 from stages.s1_ir.work import work
 
 STAGE = Stage(
-    number=1, name="s1_ir", title="IR",
-    sources=("plow/errors.py", "plow/graph/**", "plow/checkpoint/**", "plow/models/**", "plow/oracle/**",
-             "stages/subject.py", "stages/substeps.py"),
-    work=work, gate=gate, checks=CHECKS, planted=PLANTED,
+    number=1,
+    name="s1_ir",
+    title="IR",
+    sources=(
+        "plow/errors.py",
+        "plow/graph/**",
+        "plow/checkpoint/**",
+        "plow/models/**",
+        "plow/oracle/**",
+        "stages/subject.py",
+        "stages/substeps.py",
+    ),
+    work=work,
+    gate=gate,
+    checks=CHECKS,
+    planted=PLANTED,
     headline=("logits_rel_error", "greedy_disagreements", "power_logits_min"),
-    editable=("plow/graph/**", "plow/checkpoint/**", "plow/models/**", "tests/graph/**", "tests/checkpoint/**", "tests/models/**"),
-    gate_limit_s=600.0, work_limit_s=600.0,
+    editable=(
+        "plow/graph/**",
+        "plow/checkpoint/**",
+        "plow/models/**",
+        "tests/graph/**",
+        "tests/checkpoint/**",
+        "tests/models/**",
+    ),
+    gate_limit_s=600.0,
+    work_limit_s=600.0,
 )

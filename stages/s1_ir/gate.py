@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
+from plow.errors import ToolMissing
 from plow.oracle.client import HFOracle
 from stages.base import Check, GateReport, StageContext
-from stages.s1_ir import numeric, static
+from stages.s1_ir import golden, numeric, static
 from stages.s1_ir.subject import DOT, POINTWISE, Oracle, Subject
 
 STATIC: dict[Callable[[Subject], list[Check]], tuple[str, ...]] = {
@@ -26,9 +28,23 @@ CHECKS = tuple(name for names in (*STATIC.values(), *NUMERIC.values()) for name 
 
 
 def gate(ctx: StageContext) -> GateReport:
-    """Needs the oracle extra: raises ToolMissing (no verdict) without it. `--set only=CHECK` runs one part."""
+    """Without the oracle extra: from golden files of exactly this checkpoint if there are any, and what these cannot
+    judge is listed as not run; else raises ToolMissing (no verdict). `--set only=CHECK` runs one part."""
+    s = Subject.open(ctx)
     with ExitStack() as stack:
-        return judge(Subject.open(ctx), lambda: stack.enter_context(HFOracle(ctx.checkpoint)))
+        try:
+            return judge(s, lambda: stack.enter_context(HFOracle(ctx.checkpoint)))
+        except ToolMissing as e:
+            stored = golden.find(s)
+            if stored is None:
+                raise
+            return from_golden(s, stored, e.line())
+
+
+def from_golden(s: Subject, stored: dict[str, Any], why: str) -> GateReport:
+    checks = [c for part in STATIC for c in part(s)]
+    left = [name for names in NUMERIC.values() for name in names if name not in golden.CHECKS]
+    return GateReport(1, checks + golden.judge(s, stored), [*left, f"golden files stand in for the oracle: {why}"])
 
 
 def judge(s: Subject, start_oracle: Callable[[], Oracle]) -> GateReport:

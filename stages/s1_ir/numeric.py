@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 
 from plow.graph.reference import run
 from plow.graph.semantics import Caches
+from plow.oracle.client import Greedy
 from plow.oracle.metrics import max_abs_error, max_rel_error
 from stages.base import Check
 from stages.s1_ir import power
@@ -19,7 +21,7 @@ LENGTHS = (1, 7, 33, 130)
 BEYOND = 17
 """Positions beyond the widest window, so that windowed layers forget."""
 LONGEST = 2048
-"""A window above this is not reached with the numpy reference in reasonable time; its attribute is compared all the same."""
+"""A window above this is out of the numpy reference's reach in reasonable time; its attribute is compared all the same."""
 OPERATOR_ROWS = 33
 SAMPLED = 4
 GREEDY_TOKENS = 16
@@ -30,16 +32,23 @@ def stated(s: Subject, oracle: Oracle) -> list[Check]:
     wrong = [a for a in found if not a.equal]
     layers = Counter(a.node.rpartition(".")[0] for a in found if a.node.startswith("layer."))
     fewest = min((layers.get(f"layer.{i}", 0) for i in range(s.graph.meta["num_layers"])), default=0)
-    return [s.check("attributes_differing", len(wrong), "; ".join(map(str, wrong[:3])) or f"{len(found)} compared"),
-            s.check("attributes_compared_per_layer", fewest)]
+    return [
+        s.check("attributes_differing", len(wrong), "; ".join(map(str, wrong[:3])) or f"{len(found)} compared"),
+        s.check("attributes_compared_per_layer", fewest),
+    ]
 
 
 def operators(s: Subject, oracle: Oracle) -> list[Check]:
     tokens = random_tokens(s.rng, s.checkpoint, OPERATOR_ROWS)
     steps = compare(s.graph, s.weights, step_inputs(tokens), oracle.capture(tokens))
     left = not_compared(s.graph, steps)
-    checks = [s.check("operators_not_compared", len(left), ", ".join(n.name for n in left[:5]) or f"{len(steps)} compared")]
-    for name, group in ((POINTWISE, [x for x in steps if x.node.op not in DOT_OPS]), (DOT, [x for x in steps if x.node.op in DOT_OPS])):
+    checks = [
+        s.check("operators_not_compared", len(left), ", ".join(n.name for n in left[:5]) or f"{len(steps)} compared")
+    ]
+    for name, group in (
+        (POINTWISE, [x for x in steps if x.node.op not in DOT_OPS]),
+        (DOT, [x for x in steps if x.node.op in DOT_OPS]),
+    ):
         checks.append(_operator_check(s, name, group))
     return checks
 
@@ -74,31 +83,55 @@ def logits(s: Subject, oracle: Oracle) -> list[Check]:
             if (r := max_abs_error(exact, theirs) / noise) >= ratio or not np.isfinite(r):
                 ratio, where = r, length
     worst_length = max(errors, key=lambda n: errors[n])
-    return [s.check("logits_rel_error", errors[worst_length], ", ".join(f"{n} tokens {e:.1e}" for n, e in errors.items())),
-            s.check("logits_error_over_noise", ratio, f"at {where} tokens, over this reference's own float32 rounding")]
+    return [
+        s.check("logits_rel_error", errors[worst_length], ", ".join(f"{n} tokens {e:.1e}" for n, e in errors.items())),
+        s.check("logits_error_over_noise", ratio, f"at {where} tokens, over this reference's own float32 rounding"),
+    ]
 
 
 def _logits(s: Subject, tokens: list[int], rows: list[int], dtype: type) -> np.ndarray:
     return run(s.graph, s.weights, step_inputs(tokens, rows=rows), Caches(), dtype)["logits"]
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """Of greedy tokens. judged: compared; wrong: where a text departs; ties: texts that ended at a tie; texts: all."""
+
+    judged: int = 0
+    wrong: tuple[str, ...] = ()
+    ties: int = 0
+    texts: int = 0
+
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(
+            self.judged + other.judged, self.wrong + other.wrong, self.ties + other.ties, self.texts + other.texts
+        )
+
+    def checks(self, s: Subject, source: str = "") -> list[Check]:
+        detail = "; ".join(self.wrong[:3]) or f"{self.judged} tokens of {self.texts} texts, {self.ties} ended by a tie"
+        return [
+            s.check("greedy_disagreements", len(self.wrong), source + detail),
+            s.check("greedy_tokens_judged", self.judged),
+        ]
+
+
 def greedy(s: Subject, oracle: Oracle) -> list[Check]:
-    """Token by token through the reference's cache. Where the oracle's two best tokens are closer than the two
-    implementations' rounding, either may come first and the texts may part: the prompt is judged up to there."""
-    judged, wrong, ties = 0, [], 0
+    total = Agreement()
     for prompt in encode_prompts(s.checkpoint, s.rng):
-        theirs = oracle.greedy(prompt, GREEDY_TOKENS)
-        ours, scale = _greedy(s, prompt, theirs.tokens)
-        for i, (a, b) in enumerate(zip(ours, theirs.tokens, strict=True)):
-            if a != b and theirs.margins[i] <= 2 * s.limit("logits_rel_error") * scale:
-                ties += 1
-                break
-            judged += 1
-            if a != b:
-                wrong.append(f"prompt of {len(prompt)} tokens, token {i}: {a} instead of {b}")
-                break
-    detail = "; ".join(wrong) or f"{judged} tokens of {len(encode_prompts(s.checkpoint, s.rng))} prompts, {ties} ended by a tie"
-    return [s.check("greedy_disagreements", len(wrong), detail), s.check("greedy_tokens_judged", judged)]
+        total += agree(s, prompt, oracle.greedy(prompt, GREEDY_TOKENS))
+    return total.checks(s)
+
+
+def agree(s: Subject, prompt: list[int], theirs: Greedy) -> Agreement:
+    """Token by token through the reference's cache. Where the oracle's two best tokens are closer than the two
+    implementations' rounding, either may come first and the texts may part: the text is judged up to there."""
+    ours, scale = _greedy(s, prompt, theirs.tokens)
+    for i, (a, b) in enumerate(zip(ours, theirs.tokens, strict=True)):
+        if a != b and theirs.margins[i] <= 2 * s.limit("logits_rel_error") * scale:
+            return Agreement(i, (), 1, 1)
+        if a != b:
+            return Agreement(i + 1, (f"prompt of {len(prompt)} tokens, token {i}: {a} instead of {b}",), 0, 1)
+    return Agreement(len(ours), (), 0, 1)
 
 
 def _greedy(s: Subject, prompt: list[int], follow: list[int]) -> tuple[list[int], float]:
@@ -121,8 +154,14 @@ def powers(s: Subject, oracle: Oracle) -> list[Check]:
     seen = power.measure(short, weights, tokens, modules, set(short.weights))
     least, name = power.power_of_logits(seen, s.limit("logits_rel_error"))
     lost = power.unnamed(seen, s.operator_limits(), short)
-    return [s.check("power_logits_min", least, f"weakest of {len(seen)} wrong attributes in layers {layers}: {name}"),
-            s.check("power_unnamed", len(lost), "; ".join(map(str, lost[:3])) or f"{len(seen)} wrong attributes, each would be named")]
+    return [
+        s.check("power_logits_min", least, f"weakest of {len(seen)} wrong attributes in layers {layers}: {name}"),
+        s.check(
+            "power_unnamed",
+            len(lost),
+            "; ".join(map(str, lost[:3])) or f"{len(seen)} wrong attributes, each would be named",
+        ),
+    ]
 
 
 def _renamed(modules: dict[str, dict[str, object]], layers: list[int]) -> dict[str, dict[str, object]]:

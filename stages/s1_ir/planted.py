@@ -1,4 +1,4 @@
-"""Known-bad subjects for the gate of stage 1: tiny random models whose oracle is the reference run of the right graph."""
+"""Known-bad subjects for the gate of stage 1: tiny models whose oracle is the reference run of the right graph."""
 
 from __future__ import annotations
 
@@ -61,8 +61,11 @@ class ReferenceOracle:
                 held[module_of(n, self.graph)] = {"eps": n.attrs["eps"]}
             elif n.op == "attention":
                 held[attention_module(n, self.graph)] = {
-                    "scaling": n.attrs["scale"], "head_dim": n.attrs["head_dim"], "sliding_window": n.attrs["window"],
-                    "num_key_value_groups": n.attrs["num_heads"] // n.attrs["num_kv_heads"]}
+                    "scaling": n.attrs["scale"],
+                    "head_dim": n.attrs["head_dim"],
+                    "sliding_window": n.attrs["window"],
+                    "num_key_value_groups": n.attrs["num_heads"] // n.attrs["num_kv_heads"],
+                }
         return held
 
 
@@ -73,8 +76,12 @@ class BrokenOracle(ReferenceOracle):
         return np.full_like(super().logits(tokens, rows), np.nan)
 
 
-def report(ctx: StageContext, config: Config, spoil: Callable[[Subject], None] = lambda s: None,
-           oracle: type[ReferenceOracle] = ReferenceOracle) -> GateReport:
+def report(
+    ctx: StageContext,
+    config: Config,
+    spoil: Callable[[Subject], None] = lambda s: None,
+    oracle: type[ReferenceOracle] = ReferenceOracle,
+) -> GateReport:
     """The gate's own code on a tiny checkpoint; `spoil` changes the subject, not the oracle."""
     path = tiny.write(ctx.workdir / "tiny", config, seed=7)
     subject = Subject.open(StageContext(**{**ctx.__dict__, "checkpoint": path}))
@@ -85,15 +92,19 @@ def report(ctx: StageContext, config: Config, spoil: Callable[[Subject], None] =
 
 def wrong_attribute(attribute: str, node: str = "") -> Callable[[Subject], None]:
     """The first operator that has the attribute, or the first whose name ends with `node`, gets another value."""
+
     def spoil(s: Subject) -> None:
         s.graph = next(p.graph for p in perturbations(s.graph) if p.attribute == attribute and p.node.endswith(node))
+
     return spoil
 
 
 def lenient_build(s: Subject) -> None:
     """A family that fills in what the config does not say."""
+
     def lenient(config: Config) -> Graph:
         return build({"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, **config})
+
     s.build = lenient
 
 
@@ -121,15 +132,22 @@ def transposed_heads(s: Subject) -> None:
             return
 
 
-def _planted(name: str, config: Config, expect: str, spoil: Callable[[Subject], None] = lambda s: None,
-             oracle: type[ReferenceOracle] = ReferenceOracle) -> Planted:
+def _planted(
+    name: str,
+    config: Config,
+    expect: str,
+    spoil: Callable[[Subject], None] = lambda s: None,
+    oracle: type[ReferenceOracle] = ReferenceOracle,
+) -> Planted:
     return Planted(name, lambda ctx: report(ctx, config, spoil, oracle), lambda ctx: report(ctx, config), expect)
 
 
 PLANTED = (
     _planted("rms_norm eps ten times too large", tiny.LLAMA, "attributes_differing", wrong_attribute("eps")),
     _planted("RoPE theta doubled", tiny.LLAMA, "operator_error_pointwise", wrong_attribute("theta")),
-    _planted("attention scale off by a quarter", tiny.LLAMA, "operator_error_dot", wrong_attribute("scale", "attention")),
+    _planted(
+        "attention scale off by a quarter", tiny.LLAMA, "operator_error_dot", wrong_attribute("scale", "attention")
+    ),
     _planted("sliding window one position short", tiny.GEMMA3, "operator_error_dot", wrong_attribute("window")),
     _planted("the other activation", tiny.GEMMA3, "operator_error_pointwise", wrong_attribute("act")),
     _planted("norm weights not zero-centred", tiny.GEMMA3, "logits_rel_error", wrong_attribute("zero_centered")),

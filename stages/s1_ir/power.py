@@ -19,8 +19,8 @@ from stages.subject import Widened, kinds_of_layers, step_inputs, truncated_conf
 from stages.substeps import attributes, evaluate, row_error
 
 NOT_BY_LOGITS = ("tie", "eps")
-"""tie: another weight list, which the weight check refuses; eps: beside a large mean square even 0.01 is below float32's
-resolution in the logits (Gemma 3 embeds at a mean square of about 50), so it is compared as stated."""
+"""tie: another weight list, which the weight check refuses; eps: beside a large mean square even 0.01 is below the
+resolution of float32 logits (Gemma 3 embeds at a mean square of about 50), so it is compared as stated."""
 SAMPLED = 4
 """Last rows whose logits are compared."""
 
@@ -28,8 +28,8 @@ SAMPLED = 4
 @dataclass(frozen=True)
 class Seen:
     """One wrong attribute. logits: how far it moves the logits; local: how far it moves its own operator's result (both
-    relative, as in the comparison with the oracle); stated: the oracle's module states another value, or the checkpoint has
-    no such tensor."""
+    relative, as in the comparison with the oracle); stated: the oracle's module states another value, or the checkpoint
+    has no such tensor."""
 
     node: str
     attribute: str
@@ -52,22 +52,29 @@ class Base:
     logits: np.ndarray
 
 
-def truncated(config: dict[str, Any], graph: Graph, weights: Mapping[str, np.ndarray]) -> tuple[Graph, Widened, list[int]]:
+def truncated(
+    config: dict[str, Any], graph: Graph, weights: Mapping[str, np.ndarray]
+) -> tuple[Graph, Widened, list[int]]:
     """The first layer of every kind between the real embedding and head: (graph, its weights, which layers)."""
     layers = kinds_of_layers(graph)
     short = build(truncated_config(config, graph, layers))
     return short, Widened(weights, truncated_names(list(weights), layers)), layers
 
 
-def measure(graph: Graph, weights: Mapping[str, np.ndarray], tokens: list[int], modules: Mapping[str, Mapping[str, Any]],
-            stored: set[str]) -> list[Seen]:
-    """Every perturbation of the graph. tokens: longer than the widest window; modules: attributes of the oracle's modules
-    under the graph's own names; stored: tensors of the checkpoint under the graph's names.
+def measure(
+    graph: Graph,
+    weights: Mapping[str, np.ndarray],
+    tokens: list[int],
+    modules: Mapping[str, Mapping[str, Any]],
+    stored: set[str],
+) -> list[Seen]:
+    """Every perturbation of the graph. tokens: longer than the widest window; modules: attributes of the oracle's
+    modules under the graph's own names; stored: tensors of the checkpoint under the graph's names.
 
     Attributes other than the window are judged on the first rows only: what they change shows at any length.
     """
     window = max((n.attrs.get("window", 0) for n in graph.nodes), default=0)
-    short = tokens[:min(len(tokens), 33)]
+    short = tokens[: min(len(tokens), 33)]
     bases = {False: observe(graph, weights, short)}
     bases[True] = observe(graph, weights, tokens) if window >= len(short) else bases[False]
     return [_see(p, graph, weights, bases[p.attribute == "window"], modules, stored) for p in perturbations(graph)]
@@ -75,13 +82,20 @@ def measure(graph: Graph, weights: Mapping[str, np.ndarray], tokens: list[int], 
 
 def observe(graph: Graph, weights: Mapping[str, np.ndarray], tokens: list[int]) -> Base:
     rows = range(max(0, len(tokens) - SAMPLED), len(tokens))
-    step, values, caches = step_inputs(tokens, rows=list(rows)), {}, Caches()
+    step, caches = step_inputs(tokens, rows=list(rows)), Caches()
+    values: dict[str, Any] = {}
     out = run(graph, weights, step, caches, observe=values.__setitem__)
     return Base(step, values, caches, out["logits"])
 
 
-def _see(p: Perturbation, graph: Graph, weights: Mapping[str, np.ndarray], base: Base,
-         modules: Mapping[str, Mapping[str, Any]], stored: set[str]) -> Seen:
+def _see(
+    p: Perturbation,
+    graph: Graph,
+    weights: Mapping[str, np.ndarray],
+    base: Base,
+    modules: Mapping[str, Mapping[str, Any]],
+    stored: set[str],
+) -> Seen:
     if p.attribute == "tie":
         return Seen(p.node, p.attribute, p.value, 0.0, 0.0, set(p.graph.weights) != stored)
     node = next(n for n in p.graph.nodes if n.name == p.node)

@@ -24,9 +24,11 @@ def fields(s: Subject) -> list[Check]:
     config, graph = s.checkpoint.config, s.build(s.checkpoint.config)
     left = geometry.unaccounted(config, graph)
     checks = [s.check("fields_unaccounted", len(left), ", ".join(left) or f"{len(config)} fields")]
-    for name, trials in (("fields_missing_silent", geometry.missing_fields(config, graph, s.build)),
-                         ("fields_senseless_silent", geometry.senseless_fields(config, graph, s.build)),
-                         ("fields_without_effect", geometry.changed_fields(config, graph, s.build))):
+    for name, trials in (
+        ("fields_missing_silent", geometry.missing_fields(config, graph, s.build)),
+        ("fields_senseless_silent", geometry.senseless_fields(config, graph, s.build)),
+        ("fields_without_effect", geometry.changed_fields(config, graph, s.build)),
+    ):
         bad = [str(t) for t in trials if not t.ok]
         checks.append(s.check(name, len(bad), "; ".join(bad[:3]) or _tally(trials)))
     return checks
@@ -41,7 +43,9 @@ def weights(s: Subject) -> list[Check]:
     """Counted here tensor by tensor; the compiler's own check must agree."""
     want, have = s.graph.weights, s.checkpoint.tensors
     tied = {"lm_head.weight"} if s.graph.meta["tie_word_embeddings"] else set()
-    wrong = [f"{n} is missing" for n in want if n not in have] + [f"{n} is not used" for n in have if n not in want and n not in tied]
+    wrong = [f"{n} is missing" for n in want if n not in have] + [
+        f"{n} is not used" for n in have if n not in want and n not in tied
+    ]
     for name in set(want) & set(have):
         if have[name].shape != want[name].shape or have[name].dtype != SAFETENSORS[want[name].dtype]:
             wrong.append(f"{name} is {have[name].dtype} {list(have[name].shape)}, the graph wants {want[name]}")
@@ -50,7 +54,13 @@ def weights(s: Subject) -> list[Check]:
     except PlowError as e:
         wrong = wrong or [e.line()]
     total = sum(t.size({}) * ITEMSIZE[t.dtype] for t in want.values())
-    return [s.check("weights_mismatched", len(wrong), "; ".join(sorted(wrong)[:3]) or f"{len(want)} tensors, {total / 1e6:.1f} MB")]
+    return [
+        s.check(
+            "weights_mismatched",
+            len(wrong),
+            "; ".join(sorted(wrong)[:3]) or f"{len(want)} tensors, {total / 1e6:.1f} MB",
+        )
+    ]
 
 
 def shapes(s: Subject) -> list[Check]:

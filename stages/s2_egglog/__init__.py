@@ -10,11 +10,28 @@ from stages.s2_egglog.planted import PLANTED
 from stages.s2_egglog.work import work
 
 STAGE = Stage(
-    number=2, name="s2_egglog", title="egglog",
-    sources=("plow/errors.py", "plow/compile.py", "plow/graph/**", "plow/checkpoint/**", "plow/models/**", "plow/rewrite/**",
-             "plow/cost/**", "plow/hw/**", "plow/tiles/**", "plow/schedule/**", "stages/subject.py"),
-    work=work, gate=gate, checks=CHECKS, planted=PLANTED,
+    number=2,
+    name="s2_egglog",
+    title="egglog",
+    sources=(
+        "plow/errors.py",
+        "plow/compile.py",
+        "plow/graph/**",
+        "plow/checkpoint/**",
+        "plow/models/**",
+        "plow/rewrite/**",
+        "plow/cost/**",
+        "plow/hw/**",
+        "plow/tiles/**",
+        "plow/schedule/**",
+        "stages/subject.py",
+    ),
+    work=work,
+    gate=gate,
+    checks=CHECKS,
+    planted=PLANTED,
     headline=("fusions_missing", "numeric_error_over_bound", "predicted_cost_ratio"),
     editable=("plow/rewrite/**", "plow/cost/**", "plow/hw/**", "tests/rewrite/**", "tests/cost/**"),
-    gate_limit_s=300.0, work_limit_s=300.0,
+    gate_limit_s=300.0,
+    work_limit_s=300.0,
 )

@@ -1,4 +1,4 @@
-"""The explanation of a rewrite as a stored file: which rules made which operator of what, complete or it does not count."""
+"""The explanation of a rewrite as a stored file: which rules made which operator of what, and nothing left out."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ def unexplained(graph: Graph, rewritten: Rewritten) -> list[str]:
     before, after = dict(graph.scopes()), dict(rewritten.graph.scopes())
     for block in rewritten.blocks:
         first = block.scopes[0]
-        left += _of_block(block, {n.name: n.op for n in before.get(first, [])}, {n.name: n.op for n in after.get(first, [])})
-        left += [f"scope {s} is not like {first}" for s in block.scopes
-                 if [n.op for n in after.get(s, [])] != [n.op for n in after.get(first, [])]]
+        left += _of_block(
+            block, {n.name: n.op for n in before.get(first, [])}, {n.name: n.op for n in after.get(first, [])}
+        )
+        left += [
+            f"scope {s} is not like {first}"
+            for s in block.scopes
+            if [n.op for n in after.get(s, [])] != [n.op for n in after.get(first, [])]
+        ]
     return left
 
 

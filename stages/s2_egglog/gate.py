@@ -49,8 +49,10 @@ def conservation(s: Subject, c: Compiled) -> list[Check]:
     lost = sorted(set(before) ^ set(after))
     nodes = [n.name for n in c.rewritten.graph.nodes]
     gone = sorted((Counter(nodes) - Counter(c.emitted)).keys())
-    return [s.check("weights_lost", len(lost), ", ".join(lost[:3]) or f"{len(before)} weights and caches"),
-            s.check("nodes_not_emitted", len(gone), ", ".join(gone[:3]) or f"{len(nodes)} operators")]
+    return [
+        s.check("weights_lost", len(lost), ", ".join(lost[:3]) or f"{len(before)} weights and caches"),
+        s.check("nodes_not_emitted", len(gone), ", ".join(gone[:3]) or f"{len(nodes)} operators"),
+    ]
 
 
 def _used(graph: Graph) -> list[str]:
@@ -72,9 +74,14 @@ def numbers(s: Subject, c: Compiled) -> list[Check]:
     bound = EXACT if all(RULES[r].kind == "exact" for r in used if r in RULES) else REASSOCIATED
     unlike = _shapes(c.rewritten) - _shapes(rewritten)
     lost = short.outputs != rewritten.graph.outputs
-    return [s.check("numeric_error_over_bound", float("inf") if lost else found[name] / bound,
-                    f"{found[name]:.1e} at {name}, bound {bound:g}, {len(found)} values of {len(short.nodes)} operators"),
-            s.check("scopes_not_compared", len(unlike), "; ".join(sorted(unlike)[:1])[:200])]
+    return [
+        s.check(
+            "numeric_error_over_bound",
+            float("inf") if lost else found[name] / bound,
+            f"{found[name]:.1e} at {name}, bound {bound:g}, {len(found)} values of {len(short.nodes)} operators",
+        ),
+        s.check("scopes_not_compared", len(unlike), "; ".join(sorted(unlike)[:1])[:200]),
+    ]
 
 
 def _shapes(r: Rewritten) -> set[str]:
@@ -83,7 +90,9 @@ def _shapes(r: Rewritten) -> set[str]:
     for _, nodes in r.graph.scopes():
         inside = {v for n in nodes for v in n.outputs}
         known = inside | set(r.graph.weights) | set(r.graph.inputs) | {ABSENT}
-        lines = [(n.op, [v if v in known else "before" for v in n.inputs], n.outputs, sorted(n.attrs.items())) for n in nodes]
+        lines = [
+            (n.op, [v if v in known else "before" for v in n.inputs], n.outputs, sorted(n.attrs.items())) for n in nodes
+        ]
         found.add(NUMBERED.sub(r"\1.N", repr(lines)))
     return found
 
@@ -97,8 +106,10 @@ def price(s: Subject, c: Compiled) -> list[Check]:
 def explanation(s: Subject, c: Compiled) -> list[Check]:
     left = explain.unexplained(s.graph, c.rewritten)
     stored = explain.store(c.rewritten, s.store)
-    return [s.check("nodes_unexplained", len(left), "; ".join(left[:3])),
-            s.check("explanation_bytes", min(stored.values()), ", ".join(f"{n} {b} B" for n, b in stored.items()))]
+    return [
+        s.check("nodes_unexplained", len(left), "; ".join(left[:3])),
+        s.check("explanation_bytes", min(stored.values()), ", ".join(f"{n} {b} B" for n, b in stored.items())),
+    ]
 
 
 def proofs(s: Subject, c: Compiled) -> list[Check]:
@@ -128,6 +139,8 @@ def gate(ctx: StageContext) -> GateReport:
 def judge(s: Subject) -> GateReport:
     compiled, only = s.compile(s.graph), s.ctx.params.get("only")
     checks = [c for part, names in PARTS.items() if only in (None, *names) for c in part(s, compiled)]
-    not_run = [PROOF_NOT_RUN.format(rule=rule, kind=RULES[rule].kind if rule in RULES else "unknown", count=n)
-               for rule, n in _fired(compiled.rewritten).items()]
+    not_run = [
+        PROOF_NOT_RUN.format(rule=rule, kind=RULES[rule].kind if rule in RULES else "unknown", count=n)
+        for rule, n in _fired(compiled.rewritten).items()
+    ]
     return GateReport(2, checks, not_run)

@@ -25,11 +25,13 @@ def report(ctx: StageContext, compile: Compile = compile_graph) -> GateReport:
     return judge(Subject.open(inner, ctx.workdir / "artifacts", compile))
 
 
-def with_rules(rules: Mapping[str, Rule] | None = None, limits: Limits | None = None,
-               disabled: frozenset[str] = frozenset()) -> Compile:
+def with_rules(
+    rules: Mapping[str, Rule] | None = None, limits: Limits | None = None, disabled: frozenset[str] = frozenset()
+) -> Compile:
     def compile(graph: Graph) -> Compiled:
         r = rewrite(graph, hw.load("cpu"), BIND, disabled, rules, limits)
         return Compiled(r, [n.name for n in r.graph.nodes])
+
     return compile
 
 
@@ -42,6 +44,7 @@ def tampered(change: Callable[[Rewritten], Rewritten]) -> Compile:
     def compile(graph: Graph) -> Compiled:
         good = compile_graph(graph)
         return Compiled(change(good.rewritten), good.emitted)
+
     return compile
 
 
@@ -74,10 +77,16 @@ def _dearer(r: Rewritten) -> Rewritten:
 GATE_UP = "(mul (activation (linear x gate_weight)) (linear x up_weight))"
 NORM_LINEAR = "(linear (rms_norm x norm_weight eps=_) weight)"
 _BAD: tuple[tuple[str, Compile, str], ...] = (
-    ("a rule that exchanges gate and up", changed_rule("gated_linear", GATE_UP, "(gated_linear x up_weight gate_weight)"),
-     "numeric_error_over_bound"),
-    ("a rule that has an eps of its own", changed_rule("norm_linear", NORM_LINEAR, "(norm_linear x norm_weight weight eps=0.0001)"),
-     "numeric_error_over_bound"),
+    (
+        "a rule that exchanges gate and up",
+        changed_rule("gated_linear", GATE_UP, "(gated_linear x up_weight gate_weight)"),
+        "numeric_error_over_bound",
+    ),
+    (
+        "a rule that has an eps of its own",
+        changed_rule("norm_linear", NORM_LINEAR, "(norm_linear x norm_weight weight eps=0.0001)"),
+        "numeric_error_over_bound",
+    ),
     ("a fused norm with another eps", tampered(_other_eps), "numeric_error_over_bound"),
     ("one layer rewritten unlike the others", tampered(_one_layer_only), "scopes_not_compared"),
     ("stopped after one round", with_rules(limits=Limits(iterations=1)), "blocks_unfinished"),

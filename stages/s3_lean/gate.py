@@ -45,8 +45,11 @@ def certificates(s: Subject) -> list[Check]:
         return _certificate_checks(s, len(want), e.line(), "", set())
     digest = hashlib.sha256(packet.read_bytes()).hexdigest()
     bound = {states[letter].packet_sha256 for letter in REQUIRED}
-    bad = [f"{letter}: {states[letter].verdict} {states[letter].reason}" for letter in REQUIRED
-           if states[letter].verdict != "certified"]
+    bad = [
+        f"{letter}: {states[letter].verdict} {states[letter].reason}"
+        for letter in REQUIRED
+        if states[letter].verdict != "certified"
+    ]
     missing = len(want) - min(_certified(states[letter], want) for letter in REQUIRED)
     axioms = {a for c in made for p in c.programs for a in p["axioms"]}
     detail = "; ".join(bad) or ", ".join(f"{c.checkpoint} {len(c.programs)} programs in {c.seconds} s" for c in made)
@@ -64,10 +67,12 @@ def _certified(c: Certificate, want: dict[tuple[int, int], int]) -> int:
 def _certificate_checks(s: Subject, missing: int, detail: str, digest: str, axioms: set[str]) -> list[Check]:
     total = len(s.packets.programs)
     packets = sum(p.num_packets for p in s.packets.programs)
-    return [s.check("programs_not_certified", missing, detail),
-            s.check("programs_certified", total - missing, f"{packets} packets in {total} programs"),
-            s.check("packet_digest_matches", bool(digest), f"sha256 {digest[:16]}" if digest else "bound to other bytes"),
-            s.check("forbidden_axioms", len(axioms - AXIOMS), ", ".join(sorted(axioms)) or "none used")]
+    return [
+        s.check("programs_not_certified", missing, detail),
+        s.check("programs_certified", total - missing, f"{packets} packets in {total} programs"),
+        s.check("packet_digest_matches", bool(digest), f"sha256 {digest[:16]}" if digest else "bound to other bytes"),
+        s.check("forbidden_axioms", len(axioms - AXIOMS), ", ".join(sorted(axioms)) or "none used"),
+    ]
 
 
 def corruptions(s: Subject) -> list[Check]:
@@ -76,13 +81,18 @@ def corruptions(s: Subject) -> list[Check]:
     try:
         outcome = s.self_test(first)
     except VerifyError as e:
-        return [s.check("corruptions_accepted", 1, e.line()), s.check("corruptions_tried", 0),
-                s.check("controls_rejected", 1, e.line())]
+        return [
+            s.check("corruptions_accepted", 1, e.line()),
+            s.check("corruptions_tried", 0),
+            s.check("controls_rejected", 1, e.line()),
+        ]
     lost = [c["name"] for c in outcome["cases"] if not c["ok"]]
     planted, controls = outcome["planted"], outcome["controls"]
-    return [s.check("corruptions_accepted", planted - outcome["caught"], "; ".join(lost)),
-            s.check("corruptions_tried", planted, f"of the program {first.programs[0].rows} rows"),
-            s.check("controls_rejected", controls - outcome["controls_green"] + (controls == 0))]
+    return [
+        s.check("corruptions_accepted", planted - outcome["caught"], "; ".join(lost)),
+        s.check("corruptions_tried", planted, f"of the program {first.programs[0].rows} rows"),
+        s.check("controls_rejected", controls - outcome["controls_green"] + (controls == 0)),
+    ]
 
 
 def coverage(s: Subject) -> list[Check]:
@@ -90,8 +100,11 @@ def coverage(s: Subject) -> list[Check]:
 
 
 def _not_run() -> list[str]:
-    return [NOT_RUN.format(letter=c.letter, title=c.title, claim=c.claim) for c in CHECKPOINTS.values()
-            if c.letter not in REQUIRED]
+    return [
+        NOT_RUN.format(letter=c.letter, title=c.title, claim=c.claim)
+        for c in CHECKPOINTS.values()
+        if c.letter not in REQUIRED
+    ]
 
 
 PARTS: dict[Callable[[Subject], list[Check]], tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Known-bad subjects for the gate of stage 3: a small scheduled program with a fault in its bytes, and libraries with holes."""
+"""Known-bad subjects for the gate of stage 3: a scheduled program with a fault in its bytes, libraries with holes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from stages.s3_lean.subject import Subject
 Spoil = Callable[[PacketFile], None]
 
 
-def report(ctx: StageContext, spoil: Spoil = lambda file: None, tamper: Callable[[Path], None] = lambda bundle: None) -> GateReport:
+def report(
+    ctx: StageContext, spoil: Spoil = lambda file: None, tamper: Callable[[Path], None] = lambda bundle: None
+) -> GateReport:
     file = sample_program()
     spoil(file)
     subject = Subject.of(ctx, file)
@@ -44,8 +46,13 @@ def with_source(ctx: StageContext, module: str, text: str) -> GateReport:
 
 def _waiting(file: PacketFile) -> tuple[int, int, int]:
     """(worker, position, slot) of a wait inside the step, in the middle of the program."""
-    found = [(w, i, k) for w, packets in enumerate(file.programs[0].lists) for i, p in enumerate(packets)
-             for k, wait in enumerate(p["waits"]) if int(wait["counter"]) not in (NO_COUNTER, STEP_COUNTER)]
+    found = [
+        (w, i, k)
+        for w, packets in enumerate(file.programs[0].lists)
+        for i, p in enumerate(packets)
+        for k, wait in enumerate(p["waits"])
+        if int(wait["counter"]) not in (NO_COUNTER, STEP_COUNTER)
+    ]
     return found[len(found) // 2]
 
 
@@ -84,14 +91,34 @@ def certificate_removed(bundle: Path) -> None:
 
 
 PLANTED = (
-    Planted("a wait is missing in the packets", lambda ctx: report(ctx, wait_dropped), report, "programs_not_certified"),
-    Planted("a threshold that is never reached", lambda ctx: report(ctx, threshold_raised), report, "programs_not_certified"),
-    Planted("a signal is missing in the packets", lambda ctx: report(ctx, signal_dropped), report, "programs_not_certified"),
-    Planted("packets changed after certification", lambda ctx: report(ctx, tamper=rewritten_afterwards), report,
-            "packet_digest_matches"),
-    Planted("the certificate is gone", lambda ctx: report(ctx, tamper=certificate_removed), report, "programs_not_certified"),
-    Planted("a proof by sorry", lambda ctx: with_source(ctx, "Hole.lean", "prelude\nimport Base.Core\ntheorem hole : False := sorry\n"),
-            report, "lean_findings"),
-    Planted("an axiom of its own", lambda ctx: with_source(ctx, "Extra.lean", "prelude\nimport Base.Core\naxiom extra : False\n"),
-            report, "lean_findings"),
+    Planted(
+        "a wait is missing in the packets", lambda ctx: report(ctx, wait_dropped), report, "programs_not_certified"
+    ),
+    Planted(
+        "a threshold that is never reached", lambda ctx: report(ctx, threshold_raised), report, "programs_not_certified"
+    ),
+    Planted(
+        "a signal is missing in the packets", lambda ctx: report(ctx, signal_dropped), report, "programs_not_certified"
+    ),
+    Planted(
+        "packets changed after certification",
+        lambda ctx: report(ctx, tamper=rewritten_afterwards),
+        report,
+        "packet_digest_matches",
+    ),
+    Planted(
+        "the certificate is gone", lambda ctx: report(ctx, tamper=certificate_removed), report, "programs_not_certified"
+    ),
+    Planted(
+        "a proof by sorry",
+        lambda ctx: with_source(ctx, "Hole.lean", "prelude\nimport Base.Core\ntheorem hole : False := sorry\n"),
+        report,
+        "lean_findings",
+    ),
+    Planted(
+        "an axiom of its own",
+        lambda ctx: with_source(ctx, "Extra.lean", "prelude\nimport Base.Core\naxiom extra : False\n"),
+        report,
+        "lean_findings",
+    ),
 )

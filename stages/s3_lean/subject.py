@@ -27,7 +27,9 @@ def compile_packets(ctx: StageContext) -> PacketFile:
     checkpoint = Checkpoint.open(ctx.checkpoint)
     graph = build(checkpoint.config)
     options = Options(max_ctx=min(MAX_CTX, graph.meta["max_position_embeddings"]))
-    return lower(graph, options, min(graph.meta["vocab_size"], checkpoint.tokenizer_size or graph.meta["vocab_size"])).packets
+    return lower(
+        graph, options, min(graph.meta["vocab_size"], checkpoint.tokenizer_size or graph.meta["vocab_size"])
+    ).packets
 
 
 @dataclass

@@ -43,8 +43,14 @@ class Found:
 
     def first_above(self, order: list[str], limit: float) -> str:
         """The first value in program order that departs."""
-        return next((f"{v} at {self.errors[v][1]}: {self.errors[v][0]:.1e}" for v in order
-                     if v in self.errors and not self.errors[v][0] <= limit), "")
+        return next(
+            (
+                f"{v} at {self.errors[v][1]}: {self.errors[v][0]:.1e}"
+                for v in order
+                if v in self.errors and not self.errors[v][0] <= limit
+            ),
+            "",
+        )
 
 
 def grid(rig: Rig, contexts: list[int], want: list[Values], rows: list[int]) -> Found:
@@ -67,7 +73,7 @@ def grid(rig: Rig, contexts: list[int], want: list[Values], rows: list[int]) -> 
         where = f"batch {MAX_BATCH}, context {context}"
         _values(found, observed, expect_all, where)
         first = slots.index(0)
-        found.seen.append((where, [context - 1], {v: x[first:first + 1] for v, x in observed.items()}))
+        found.seen.append((where, [context - 1], {v: x[first : first + 1] for v, x in observed.items()}))
         rig.filled = [context] * MAX_BATCH
     return found
 
@@ -83,8 +89,15 @@ def _kv_at(rig: Rig, slot: int, context: int) -> list[np.ndarray]:
     return [x for i in nodes for x in rig.kv(0, i, at([slot], context))]
 
 
-def _bits(rig: Rig, found: Found, slots: list[int], context: int, logits: np.ndarray,
-          alone: dict[int, tuple[np.ndarray, list[np.ndarray]]], where: str) -> None:
+def _bits(
+    rig: Rig,
+    found: Found,
+    slots: list[int],
+    context: int,
+    logits: np.ndarray,
+    alone: dict[int, tuple[np.ndarray, list[np.ndarray]]],
+    where: str,
+) -> None:
     for i, slot in enumerate(slots):
         row, kv = alone[slot]
         same = np.array_equal(row, logits[i]) and all(map(np.array_equal, kv, _kv_at(rig, slot, context)))
@@ -106,7 +119,7 @@ def against(seen: Found, want: Values, rows: list[int]) -> Found:
     found = Found()
     for where, positions, observed in seen.seen:
         at_rows = [rows.index(p) for p in positions]
-        _values(found, observed, {v: want[v][at_rows[:len(x)]] for v, x in observed.items() if v in want}, where)
+        _values(found, observed, {v: want[v][at_rows[: len(x)]] for v, x in observed.items() if v in want}, where)
     return found
 
 
@@ -118,7 +131,7 @@ def chunk(rig: Rig, want: Values, rows: list[int], found: Found) -> None:
     positions = np.arange(first, first + count, dtype=np.int32)
     observed = rig.observe(len(rig.records) - 1, Rows(np.zeros(count, np.int32), positions))
     observed = {v: x for v, x in observed.items() if len(x) == count}
-    at_rows = [rows.index(p) for p in positions]
+    at_rows = [rows.index(p) for p in positions.tolist()]
     where = f"prompt rows {first}..{first + count - 1}"
     found.points += 1
     found.seen.append((where, positions.tolist(), observed))
@@ -131,6 +144,8 @@ def chunks_unequal(rig: Rig, length: int) -> tuple[list[str], int]:
     rig.filled[0] = rig.filled[1] = 0
     one, many = rig.prefill(0, length, (1,)), rig.prefill(1, length, UNEVEN)
     pairs = [("logits", one, many)]
-    names = [f"{n.attrs['cache']} {side}" for n in rig.s.fused.nodes if "cache" in n.attrs for side in ("keys", "values")]
+    names = [
+        f"{n.attrs['cache']} {side}" for n in rig.s.fused.nodes if "cache" in n.attrs for side in ("keys", "values")
+    ]
     pairs += list(zip(names, rig.whole_kv(0, length), rig.whole_kv(1, length), strict=True))
     return [name for name, a, b in pairs if a is None or b is None or not np.array_equal(a, b)], len(pairs)

@@ -73,9 +73,12 @@ class Judge:
 
 def interpreters(j: Judge) -> list[Check]:
     lost = sorted(j.cpu[0].not_compared | j.numpy.not_compared | _unseen(j))
-    return [_error(j, "operator_error_cpu", j.cpu[0]), _error(j, "operator_error_numpy", j.numpy),
-            j.s.check("operators_not_compared", len(lost), ", ".join(lost[:3]) or f"{len(j.cpu[0].errors)} values"),
-            j.s.check("grid_points", j.cpu[0].points, f"contexts {j.s.contexts}, layers {j.s.layers} of the model")]
+    return [
+        _error(j, "operator_error_cpu", j.cpu[0]),
+        _error(j, "operator_error_numpy", j.numpy),
+        j.s.check("operators_not_compared", len(lost), ", ".join(lost[:3]) or f"{len(j.cpu[0].errors)} values"),
+        j.s.check("grid_points", j.cpu[0].points, f"contexts {j.s.contexts}, layers {j.s.layers} of the model"),
+    ]
 
 
 def _error(j: Judge, name: str, found: Found) -> Check:
@@ -93,22 +96,34 @@ def _unseen(j: Judge) -> set[str]:
 def modules(j: Judge) -> list[Check]:
     layers = Counter(v.rpartition(".")[0] for v in j.oracle.errors if v.startswith("layer."))
     fewest = min((layers.get(f"layer.{i}", 0) for i in range(j.s.graph.meta["num_layers"])), default=0)
-    return [_error(j, "operator_error_oracle", j.oracle),
-            j.s.check("oracle_values_per_layer", fewest, f"{len(j.oracle.errors)} values beside transformers' modules")]
+    return [
+        _error(j, "operator_error_oracle", j.oracle),
+        j.s.check("oracle_values_per_layer", fewest, f"{len(j.oracle.errors)} values beside transformers' modules"),
+    ]
 
 
 def bits(j: Judge) -> list[Check]:
     found, unequal, arrays = j.cpu
-    return [j.s.check("rows_not_bit_equal", len(found.rows_unequal), "; ".join(found.rows_unequal[:3])),
-            j.s.check("rows_compared", found.rows_compared, "logits, keys and values of a row in a batch and alone"),
-            j.s.check("chunks_not_bit_equal", len(unequal), ", ".join(unequal) or f"{arrays} arrays, {max(j.s.contexts)} positions")]
+    return [
+        j.s.check("rows_not_bit_equal", len(found.rows_unequal), "; ".join(found.rows_unequal[:3])),
+        j.s.check("rows_compared", found.rows_compared, "logits, keys and values of a row in a batch and alone"),
+        j.s.check(
+            "chunks_not_bit_equal",
+            len(unequal),
+            ", ".join(unequal) or f"{arrays} arrays, {max(j.s.contexts)} positions",
+        ),
+    ]
 
 
 def times(j: Judge) -> list[Check]:
     t = j.timings
-    return [j.s.check("block_time_over_floor", t.over_floor, str(t)),
-            j.s.check("block_speed_over_ceiling", 1 / t.over_floor, "floor over time: more than the machine can is a broken timer"),
-            j.s.check("block_reconciliation", t.unreconciled, f"{t.layers} blocks and the rest against the whole step")]
+    return [
+        j.s.check("block_time_over_floor", t.over_floor, str(t)),
+        j.s.check(
+            "block_speed_over_ceiling", 1 / t.over_floor, "floor over time: more than the machine can is a broken timer"
+        ),
+        j.s.check("block_reconciliation", t.unreconciled, f"{t.layers} blocks and the rest against the whole step"),
+    ]
 
 
 PARTS: dict[Callable[[Judge], list[Check]], tuple[str, ...]] = {

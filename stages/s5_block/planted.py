@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,12 +40,15 @@ def _compiled(family: str) -> tuple[tempfile.TemporaryDirectory[str], Subject]:
     return folder, Subject.compiled(ctx, path, layers)
 
 
-def report(ctx: StageContext, family: str = "llama", change: Change = lambda p: p, rows: int = 0,
-           timings: Timings = STEADY) -> GateReport:
+def report(
+    ctx: StageContext, family: str = "llama", change: Change = lambda p: p, rows: int = 0, timings: Timings = STEADY
+) -> GateReport:
     """The gate's own code; `change` rewrites packets of the programs for `rows` rows (0: of all)."""
     good = _compiled(family)[1]
-    programs = [replace(r, lists=[_changed(x, change) for x in r.lists]) if rows in (0, r.rows) else r
-                for r in good.bundle.packets.programs]
+    programs = [
+        replace(r, lists=[_changed(x, change) for x in r.lists]) if rows in (0, r.rows) else r
+        for r in good.bundle.packets.programs
+    ]
     bundle = replace(good.bundle, packets=PacketFile(good.bundle.packets.header, programs))
     oracle = ReferenceOracle(Checkpoint.open(good.path))
     return judge(Judge(replace(good, ctx=ctx, bundle=bundle), lambda: oracle, lambda: timings))
@@ -62,14 +66,17 @@ def _first(opcode: Opcode, then: Change) -> Change:
         if p.opcode == opcode:
             nodes.append(p.node)
         return then(p) if p.opcode == opcode and p.node == min(nodes) else p
+
     return change
 
 
 def _planted(name: str, expect: str, family: str, opcode: Opcode, then: Change, rows: int = 0) -> Planted:
-    return Planted(name, lambda ctx: report(ctx, family, _first(opcode, then), rows), lambda ctx: report(ctx, family), expect)
+    return Planted(
+        name, lambda ctx: report(ctx, family, _first(opcode, then), rows), lambda ctx: report(ctx, family), expect
+    )
 
 
-def _timed(name: str, expect: str, **changes: float) -> Planted:
+def _timed(name: str, expect: str, **changes: Any) -> Planted:
     return Planted(name, lambda ctx: report(ctx, timings=replace(STEADY, **changes)), report, expect)
 
 
@@ -84,10 +91,26 @@ def _dim(**deltas: int) -> Change:
 PLANTED = (
     _planted("a packet that does nothing", "operator_error_cpu", "llama", Opcode.ATTENTION, as_nop),
     _planted("another eps in one packet", "operator_error_cpu", "llama", Opcode.QKV, _imm(eps=2e-3)),
-    _planted("a sliding window one position short", "operator_error_oracle", "gemma3", Opcode.ATTENTION, _dim(window=-1)),
+    _planted(
+        "a sliding window one position short", "operator_error_oracle", "gemma3", Opcode.ATTENTION, _dim(window=-1)
+    ),
     _planted("one output unit is left out", "operator_error_numpy", "llama", Opcode.LINEAR, _dim(unit1=-1)),
-    _planted("a batch that computes a little differently", "rows_not_bit_equal", "llama", Opcode.QKV, _imm(eps=1.01e-5), rows=8),
-    _planted("prompts that compute a little differently", "chunks_not_bit_equal", "llama", Opcode.QKV, _imm(eps=1.01e-5), rows=64),
+    _planted(
+        "a batch that computes a little differently",
+        "rows_not_bit_equal",
+        "llama",
+        Opcode.QKV,
+        _imm(eps=1.01e-5),
+        rows=8,
+    ),
+    _planted(
+        "prompts that compute a little differently",
+        "chunks_not_bit_equal",
+        "llama",
+        Opcode.QKV,
+        _imm(eps=1.01e-5),
+        rows=64,
+    ),
     _timed("a block that takes three times its floor", "block_time_over_floor", block=360e-6, step=11.8e-3),
     _timed("a block faster than its bytes", "block_speed_over_ceiling", block=60e-6, step=2.8e-3),
     _timed("blocks that do not add up to the step", "block_reconciliation", step=8e-3),

@@ -45,7 +45,7 @@ def packet_of(record: ProgramRecord, node: int) -> Packet:
 def read_rows(backend: Backend, p: Packet, width: int, rows: int) -> np.ndarray:
     """The packet's result y: f32 [rows, width], a copy."""
     stride = p.dims["y_stride"]
-    flat = backend.arena[p.operands["y"]:][:4 * rows * stride].view(np.float32)
+    flat = backend.arena[p.operands["y"] :][: 4 * rows * stride].view(np.float32)
     return flat.reshape(rows, stride)[:, :width].copy()
 
 
@@ -59,7 +59,7 @@ def read_kv(backend: Backend, p: Packet, blocks: np.ndarray, positions: np.ndarr
     keys, values = [], []
     for block, place in zip(blocks[positions // KV_BLOCK], positions % KV_BLOCK, strict=True):
         start = p.operands["kv"] + 4 * size * int(block)
-        data = backend.arena[start:start + 4 * size].view(np.float32).reshape(2, heads, -1)
+        data = backend.arena[start : start + 4 * size].view(np.float32).reshape(2, heads, -1)
         keys.append(data[0].reshape(heads, dim, KV_BLOCK)[:, :, place].reshape(-1))
         values.append(data[1].reshape(heads, KV_BLOCK, dim)[:, place].reshape(-1))
     return np.array(keys), np.array(values)
@@ -68,4 +68,4 @@ def read_kv(backend: Backend, p: Packet, blocks: np.ndarray, positions: np.ndarr
 def fill_nan(backend: Backend, segment: str) -> None:
     """Poison: what a packet does not write stays NaN."""
     offset, size = backend.bundle.segments[segment]
-    backend.arena[offset:offset + size].view(np.float32)[:] = np.nan
+    backend.arena[offset : offset + size].view(np.float32)[:] = np.nan

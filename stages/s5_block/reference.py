@@ -41,7 +41,7 @@ class Exact:
 
 def cache_values(graph: Graph) -> dict[str, str]:
     """ "<cache>.k" and "<cache>.v" -> the value that the base graph appends."""
-    found = {}
+    found: dict[str, str] = {}
     for n in graph.nodes:
         if n.op == "kv_append":
             found |= {f"{n.attrs['cache']}.k": n.inputs[0], f"{n.attrs['cache']}.v": n.inputs[1]}

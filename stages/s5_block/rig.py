@@ -32,7 +32,9 @@ class Rig:
         self.records = s.bundle.packets.programs
         limits = s.bundle.limits
         blocks = np.random.default_rng(s.seed + 1).permutation(limits.num_kv_blocks).astype(np.int32)
-        self.page_table = blocks[:limits.max_slots * limits.blocks_per_seq].reshape(limits.max_slots, limits.blocks_per_seq)
+        self.page_table = blocks[: limits.max_slots * limits.blocks_per_seq].reshape(
+            limits.max_slots, limits.blocks_per_seq
+        )
         fill_nan(backend, "kv")
         self.filled = [0] * MAX_BATCH
         self._packets: dict[tuple[int, int], Packet] = {}
@@ -83,13 +85,20 @@ class Rig:
     def kv(self, program: int, node: int, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of the rows' own positions."""
         p = self.packet(program, node)
-        found = [read_kv(self.backend, p, self.page_table[s], np.array([t])) for s, t in zip(rows.slots, rows.positions, strict=True)]
+        found = [
+            read_kv(self.backend, p, self.page_table[s], np.array([t]))
+            for s, t in zip(rows.slots, rows.positions, strict=True)
+        ]
         return np.concatenate([k for k, _ in found]), np.concatenate([v for _, v in found])
 
     def whole_kv(self, slot: int, length: int) -> list[np.ndarray]:
         """Keys and values of all caches for the first positions of a sequence."""
         caches = [i for i, n in enumerate(self.s.fused.nodes) if "cache" in n.attrs]
-        return [x for i in caches for x in read_kv(self.backend, self.packet(0, i), self.page_table[slot], np.arange(length))]
+        return [
+            x
+            for i in caches
+            for x in read_kv(self.backend, self.packet(0, i), self.page_table[slot], np.arange(length))
+        ]
 
     def packet(self, program: int, node: int) -> Packet:
         if (program, node) not in self._packets:

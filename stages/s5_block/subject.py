@@ -1,4 +1,4 @@
-"""What stage 5 judges: one layer of every kind with its real weights, compiled, beside the graph it was compiled from."""
+"""What stage 5 judges: one layer of every kind with its real weights, compiled, beside the graph it came from."""
 
 from __future__ import annotations
 

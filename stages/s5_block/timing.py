@@ -46,12 +46,15 @@ class Timings:
         return abs(self.block * self.layers + self.rest - self.step) / self.step
 
     def __str__(self) -> str:
-        return (f"block {self.block * 1e6:.0f} us x {self.layers} + rest {self.rest * 1e6:.0f} us, step {self.step * 1e6:.0f} us; "
-                f"floor {self.floor * 1e6:.0f} us = {self.block_bytes / 1e6:.2f} MB at {self.read_bytes_per_s / 1e9:.1f} GB/s")
+        return (
+            f"block {self.block * 1e6:.0f} us x {self.layers} + rest {self.rest * 1e6:.0f} us, "
+            f"step {self.step * 1e6:.0f} us; floor {self.floor * 1e6:.0f} us = {self.block_bytes / 1e6:.2f} MB "
+            f"at {self.read_bytes_per_s / 1e9:.1f} GB/s"
+        )
 
 
 def measure(ctx: StageContext) -> Timings:
-    """Compile the whole model for one row and time it: its weights exceed the caches, those of a truncated one may not."""
+    """Compile the whole model for one row and time it: its weights exceed the caches, a truncated one's may not."""
     graph = build(Checkpoint.open(ctx.checkpoint).config)
     options = options_for(ctx, graph, (1,))
     out = ctx.workdir / "whole"
@@ -83,7 +86,7 @@ def block_work(fused: Graph) -> tuple[float, float]:
 
 
 def _times(backend: CpuBackend, fused: Graph) -> tuple[float, dict[str, float]]:
-    """(seconds a step without the profile, scope -> seconds a step with it): of the fastest run of each kind, run in turn.
+    """(seconds a step without the profile, scope -> seconds a step with it): of the fastest run of each kind.
 
     The fastest run is the one that strangers on the machine disturbed least; times of different runs are not mixed.
     """
@@ -112,8 +115,9 @@ def _by_scope(program: LoadedProgram, fused: Graph) -> dict[str, float]:
     """Waiting and executing of a scope's packets, averaged over the workers, whose times run in parallel."""
     total: dict[str, float] = dict.fromkeys((scope for scope, _ in fused.scopes()), 0.0)
     for packets, profile in zip(program.lists, program.profile or [], strict=True):
-        for node, waiting, executing, runs in zip(packets["node"], profile["waiting"], profile["executing"], profile["runs"],
-                                                  strict=True):
+        for node, waiting, executing, runs in zip(
+            packets["node"], profile["waiting"], profile["executing"], profile["runs"], strict=True
+        ):
             scope = fused.nodes[node].scope if node < len(fused.nodes) else "head"
             total[scope] += (int(waiting) + int(executing)) / max(int(runs), 1) * 1e-9 / len(program.lists)
     return total

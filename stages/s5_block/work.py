@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import NoReturn
 
-from stages.base import Progress, StageContext
+from stages.base import Progress, StageContext, StageError
 from stages.s5_block.gate import Judge
 from stages.s5_block.subject import Subject
 
@@ -12,7 +13,7 @@ from stages.s5_block.subject import Subject
 def work(ctx: StageContext, progress: Progress) -> None:
     """Writes artifacts/block.json: value -> [largest row error, where]."""
     progress("truncate and compile", 0.0)
-    judge = Judge(Subject.open(ctx), _nothing, _nothing)
+    judge = Judge(Subject.open(ctx), _unused, _unused)
     progress("batch x context grid", 0.4)
     found = judge.cpu[0]
     ctx.artifacts.mkdir(parents=True, exist_ok=True)
@@ -21,5 +22,5 @@ def work(ctx: StageContext, progress: Progress) -> None:
     progress(f"largest error {error:.1e}: {where}", 1.0)
 
 
-def _nothing() -> None:
-    """Work asks neither the oracle nor the clock."""
+def _unused() -> NoReturn:
+    raise StageError("work asks neither the oracle nor the clock", "s5_block")

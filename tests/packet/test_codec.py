@@ -67,6 +67,13 @@ def test_a_set_field_that_the_opcode_does_not_use_is_a_typed_error():
         decode(raw[0])
 
 
+def test_a_wait_behind_an_unused_slot_is_a_typed_error():
+    raw = encode([full_packet(Opcode.NOP)])
+    raw[0]["waits"][0]["counter"] = abi.NO_COUNTER
+    with pytest.raises(PacketError, match="unused slot"):
+        decode(raw[0])
+
+
 @pytest.mark.parametrize(
     "bad",
     [
