@@ -87,16 +87,15 @@ def row_error(theirs: np.ndarray, ours: np.ndarray) -> float:
 
 
 def not_compared(graph: Graph, steps: list[SubStep]) -> list[Node]:
-    """Operators that no capture judged, neither directly nor as the only way to one that was judged."""
+    """Operators that no capture judged: neither their own result nor that of every operator that reads it."""
     seen = {s.node.name for s in steps}
     users, left = graph.consumers(), []
-    for node in reversed(graph.nodes):
+    for node in graph.nodes:
         readers = [u for out in node.outputs for u in users.get(out, [])]
-        if node.name in seen or node.op in UNSEEN_OPS or (readers and all(u.name in seen for u in readers)):
-            seen.add(node.name)
-        else:
+        by_readers = bool(readers) and all(u.name in seen for u in readers)
+        if node.op not in UNSEEN_OPS and node.name not in seen and not by_readers:
             left.append(node)
-    return left[::-1]
+    return left
 
 
 def worst(steps: list[SubStep]) -> SubStep | None:

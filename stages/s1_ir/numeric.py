@@ -21,7 +21,7 @@ LENGTHS = (1, 7, 33, 130)
 BEYOND = 17
 """Positions beyond the widest window, so that windowed layers forget."""
 LONGEST = 2048
-"""A window above this is out of the numpy reference's reach in reasonable time; its attribute is compared all the same."""
+"""A window above this takes the numpy reference too long; its attribute is compared all the same."""
 OPERATOR_ROWS = 33
 SAMPLED = 4
 GREEDY_TOKENS = 16

@@ -30,7 +30,7 @@ STEADY = Timings(block=150e-6, rest=1e-3, step=5.5e-3, layers=30, floor=120e-6, 
 
 
 @cache
-def _compiled(family: str) -> tuple[tempfile.TemporaryDirectory[str], Subject]:
+def _compiled_in(family: str) -> tuple[tempfile.TemporaryDirectory[str], Subject]:
     """The tiny model, compiled once for all subjects; the folder lives as long as the process."""
     folder = tempfile.TemporaryDirectory(prefix="plow-planted-")
     root = Path(folder.name)
@@ -40,11 +40,15 @@ def _compiled(family: str) -> tuple[tempfile.TemporaryDirectory[str], Subject]:
     return folder, Subject.compiled(ctx, path, layers)
 
 
+def compiled(family: str) -> Subject:
+    return _compiled_in(family)[1]
+
+
 def report(
     ctx: StageContext, family: str = "llama", change: Change = lambda p: p, rows: int = 0, timings: Timings = STEADY
 ) -> GateReport:
     """The gate's own code; `change` rewrites packets of the programs for `rows` rows (0: of all)."""
-    good = _compiled(family)[1]
+    good = compiled(family)
     programs = [
         replace(r, lists=[_changed(x, change) for x in r.lists]) if rows in (0, r.rows) else r
         for r in good.bundle.packets.programs

@@ -14,9 +14,11 @@ from plow.packet import container
 from plow.packet.abi import Opcode
 from plow.packet.codec import Packet, encode
 from stages.base import GateReport, Planted, StageContext, Thresholds
-from stages.s6_runtime.gate import HERE, measure
+from stages.s6_runtime.gate import HERE, PROMPTS, measure
 
 ARENA = 1 << 20
+BEFORE_ALONE = 1 + len(PROMPTS)
+"""Streams of the warm-up and of the batch; what follows runs alone."""
 
 
 class FakeServer(BaseHTTPRequestHandler):
@@ -50,7 +52,7 @@ class FakeServer(BaseHTTPRequestHandler):
             )
             return
         type(self).streams += 1
-        if self.fault == "streaming" or (self.fault == "batch" and self.streams % 2):
+        if self.fault == "streaming" or (self.fault == "batch" and self.streams <= BEFORE_ALONE):
             words[0] = "other "
         self.send_response(200)
         self.end_headers()
