@@ -46,14 +46,27 @@ size_t attention_scratch(const plow_packet *p) {
 
 /* ---- scores: q k^T ---- */
 
-/* keys: [blocks] pointers to [head_dim][16]; q: [head_dim][vectors]; scores of block b at column 16 b. */
-INLINE void scores_of(const float *const *keys, const float *q, uint32_t head_dim, float *scores, const int vectors,
+/* A group of blocks for one call of a score kernel, and what it fetches on the way: the next group's keys and this
+ * group's values. Blocks lie anywhere, so the hardware's prefetchers do not find them. */
+typedef struct {
+  const float *keys[MAX_GROUP_BLOCKS];      /* [head_dim][16] each */
+  const float *next_keys[MAX_GROUP_BLOCKS];
+  const float *values[MAX_GROUP_BLOCKS];    /* [16][head_dim] each */
+} block_group;
+
+/* q: [head_dim][vectors]; scores of block b of the group at column 16 b. */
+INLINE void scores_of(const block_group *g, const float *q, uint32_t head_dim, float *scores, const int vectors,
                       const int blocks) {
   vf acc[MAX_GROUP_BLOCKS][MAX_VECTORS];
   UNROLL for (int b = 0; b < blocks; b++) UNROLL for (int m = 0; m < vectors; m++) acc[b][m] = vf_zero();
   for (uint32_t i = 0; i < head_dim; i++, q += vectors) {
     vf key[MAX_GROUP_BLOCKS];
-    UNROLL for (int b = 0; b < blocks; b++) key[b] = vf_load(keys[b] + (size_t)i * KV_BLOCK);
+    size_t line = (size_t)i * KV_BLOCK;
+    UNROLL for (int b = 0; b < blocks; b++) {
+      key[b] = vf_load(g->keys[b] + line);
+      __builtin_prefetch(g->next_keys[b] + line);
+      __builtin_prefetch(g->values[b] + line, 0, 2);
+    }
     UNROLL for (int m = 0; m < vectors; m++) {
       vf x = vf_set1(q[m]);
       UNROLL for (int b = 0; b < blocks; b++) acc[b][m] = vf_fma(key[b], x, acc[b][m]);
@@ -65,10 +78,10 @@ INLINE void scores_of(const float *const *keys, const float *q, uint32_t head_di
 
 /* Blocks that a kernel for so many vectors takes at once: as many as there are accumulators. */
 #define GROUP_BLOCKS(VECTORS) (SCORE_VECTORS / (VECTORS) > MAX_GROUP_BLOCKS ? MAX_GROUP_BLOCKS : SCORE_VECTORS / (VECTORS))
-typedef void score_kernel(const float *const *keys, const float *q, uint32_t head_dim, float *scores);
+typedef void score_kernel(const block_group *g, const float *q, uint32_t head_dim, float *scores);
 #define SCORE_KERNEL(VECTORS)                                                                           \
-  static void scores_##VECTORS(const float *const *keys, const float *q, uint32_t head_dim, float *s) { \
-    scores_of(keys, q, head_dim, s, VECTORS, GROUP_BLOCKS(VECTORS));                                    \
+  static void scores_##VECTORS(const block_group *g, const float *q, uint32_t head_dim, float *s) {     \
+    scores_of(g, q, head_dim, s, VECTORS, GROUP_BLOCKS(VECTORS));                                       \
   }
 #define NAME_SCORES(VECTORS) scores_##VECTORS,
 #if SCORE_VECTORS == 24
@@ -84,11 +97,15 @@ static score_kernel *const SCORE_KERNELS[MAX_VECTORS] = {EACH_VECTORS(NAME_SCORE
 /* Raw scores of blocks first..last of the tile's slot. A short last group repeats its last block; the extra columns
  * lie beyond what is read. */
 static void chunk_scores(const attention_t *a, const tile_t *t, uint32_t first, uint32_t last) {
-  uint32_t group = GROUP_BLOCKS(t->vectors);
-  for (uint32_t b = first; b <= last; b += group) {
-    const float *keys[MAX_GROUP_BLOCKS];
-    for (uint32_t i = 0; i < group; i++) keys[i] = kv_keys(&a->kv, t->slot, min_u32(b + i, last) * KV_BLOCK, t->kv_head);
-    SCORE_KERNELS[t->vectors - 1](keys, a->queries, a->kv.head_dim, a->scores + (size_t)(b - first) * KV_BLOCK);
+  uint32_t blocks = GROUP_BLOCKS(t->vectors);
+  for (uint32_t b = first; b <= last; b += blocks) {
+    block_group g;
+    for (uint32_t i = 0; i < blocks; i++) {
+      g.keys[i] = kv_keys(&a->kv, t->slot, min_u32(b + i, last) * KV_BLOCK, t->kv_head);
+      g.next_keys[i] = kv_keys(&a->kv, t->slot, min_u32(b + blocks + i, last) * KV_BLOCK, t->kv_head);
+      g.values[i] = g.keys[i] + values_after(&a->kv);
+    }
+    SCORE_KERNELS[t->vectors - 1](&g, a->queries, a->kv.head_dim, a->scores + (size_t)(b - first) * KV_BLOCK);
   }
 }
 

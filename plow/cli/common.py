@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -48,6 +49,10 @@ def reporting(as_json: bool = False, debug: bool = False) -> Iterator[None]:
         _report({"schema": "plow.error/1", "error": "Interrupted", "what": "interrupted", "where": "", "fix": ""},
                 "interrupted", as_json, debug)
         raise typer.Exit(130) from e
+    except BrokenPipeError as e:
+        # The reader of our output has left (`| head`): nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(141) from e
     except (typer.Exit, typer.Abort, SystemExit):
         raise
     except Exception as e:

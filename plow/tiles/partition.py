@@ -9,6 +9,10 @@ from plow.tiles.forms import Form
 
 ROW_SPLIT_ATTENTION = 2
 """Rows a worker from which attention is cut by rows instead of heads (interleaved, so causal lengths balance)."""
+ROW_SPLIT_PROJECTION = 32
+"""Rows a worker from which projections are cut by rows too. Each worker then reads every weight, which costs bandwidth
+that long steps do not need (they are bound by arithmetic), and in return normalises and packs only its own rows,
+depends only on its own rows between attentions, and is balanced whatever the number of units or heads."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,12 @@ class Tile:
 def partition(form: Form, rows: int, workers: int, home: int = 0) -> list[Tile]:
     """Tiles of a form for a program with `rows` rows of its domain.
 
-    Projections are cut by units (heads for qkv), so that every weight is streamed once by one worker; row operators
-    by interleaved rows; attention by heads while rows are few. home: the worker that takes a form with one tile.
+    Projections are cut by units (heads for qkv) while rows are few, so that every weight is streamed once by one
+    worker; row operators by interleaved rows; attention by heads while rows are few. home: the worker that takes a form with one tile.
     No worker has more than ceil(extent / workers) of the axis.
     """
-    if form.opcode == Opcode.ATTENTION and rows >= ROW_SPLIT_ATTENTION * workers:
+    least = ROW_SPLIT_ATTENTION if form.opcode == Opcode.ATTENTION else ROW_SPLIT_PROJECTION
+    if form.axis and rows >= least * workers:
         return _by_rows(rows, workers, form.extent)
     if form.axis:
         shares = [(form.extent * w // workers, form.extent * (w + 1) // workers) for w in range(workers)]

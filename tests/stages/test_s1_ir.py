@@ -11,17 +11,19 @@ import pytest
 from stage_rig import caught, context, judged, verdict
 
 from plow.checkpoint import Checkpoint
-from plow.errors import ConfigError
+from plow.errors import ConfigError, ToolMissing
 from plow.graph import Graph
 from plow.graph.semantics import Caches
 from plow.models import build
 from plow.oracle import tiny
+from plow.oracle.client import HFOracle
+from plow.oracle.perturb import perturbations
 from stages.base import Planted
-from stages.s1_ir import STAGE, geometry, golden, power
+from stages.s1_ir import STAGE, geometry, golden, numeric, power, static
 from stages.s1_ir.gate import from_golden, judge
 from stages.s1_ir.planted import PLANTED, ReferenceOracle, report
 from stages.s1_ir.subject import Subject
-from stages.subject import Widened, step_inputs
+from stages.subject import Widened, random_tokens, step_inputs
 from stages.substeps import attributes, compare, not_compared, row_error
 
 
@@ -176,3 +178,70 @@ def test_caches_of_the_reference_oracle_are_its_own(tiny_llama: Path) -> None:
 def test_the_real_checkpoints_are_green(demo: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     found = verdict(STAGE, STAGE.gate(context(tmp_path, request.getfixturevalue(demo))))
     assert found.green, found.reasons
+
+
+def _without_torch(*args: object) -> None:
+    raise ToolMissing("transformers or torch is not installed", "oracle", "pip install 'plow[oracle]'")
+
+
+def test_without_the_oracle_and_without_golden_files_there_is_no_verdict(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(from_golden.__globals__, "HFOracle", _without_torch)
+    with pytest.raises(ToolMissing, match="oracle") as e:
+        STAGE.gate(context(tmp_path, tiny_llama))
+    assert e.value.exit_code == 2
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("demo", ["demo_smollm2", "demo_gemma3"])
+def test_without_the_oracle_golden_files_of_the_real_checkpoints_stand_in(
+    demo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setitem(from_golden.__globals__, "HFOracle", _without_torch)
+    found = STAGE.gate(context(tmp_path, request.getfixturevalue(demo)))
+    assert all(c.ok for c in found.checks) and set(golden.CHECKS) <= {c.name for c in found.checks}
+    assert "golden files stand in" in found.not_run[-1]
+    assert not verdict(STAGE, found).green
+
+
+class OnceOracle:
+    """The oracle's answers to one question, asked once."""
+
+    def __init__(self, oracle: HFOracle, tokens: list[int]) -> None:
+        self.captures, self.modules = oracle.capture(tokens), oracle.attributes()
+
+    def capture(self, tokens: list[int], layers: list[int] | None = None) -> dict[str, np.ndarray]:
+        return self.captures
+
+    def attributes(self) -> dict[str, dict[str, Any]]:
+        return self.modules
+
+
+def _reds(subject: Subject, oracle: Any, seed: int) -> list[str]:
+    """Details of the red lines, of the parts that name an operator."""
+    subject.rng = np.random.default_rng(seed)
+    checks = static.weights(subject)
+    if all(c.ok for c in checks):
+        checks += numeric.stated(subject, oracle) + numeric.operators(subject, oracle)
+    return [c.detail for c in checks if not c.ok]
+
+
+@pytest.mark.real
+@pytest.mark.oracle
+@pytest.mark.slow
+@pytest.mark.parametrize("demo", ["demo_smollm2", "demo_gemma3"])
+def test_every_flipped_attribute_of_a_real_model_is_red_and_named(
+    demo: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    subject = Subject.open(context(tmp_path, request.getfixturevalue(demo), seed=1))
+    right = subject.graph
+    tokens = random_tokens(np.random.default_rng(1), subject.checkpoint, numeric.OPERATOR_ROWS)
+    with HFOracle(subject.checkpoint.path) as hf:
+        oracle = OnceOracle(hf, tokens)
+    assert _reds(subject, oracle, 1) == []
+    for p in perturbations(right):
+        subject.graph = p.graph
+        name = p.value if p.attribute == "tie" else p.node
+        assert any(name in detail for detail in _reds(subject, oracle, 1)), f"{p.node}.{p.attribute} = {p.value}"

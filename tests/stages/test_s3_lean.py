@@ -10,7 +10,8 @@ from stage_rig import caught, context, judged, verdict
 
 from plow.verify.sample import sample_program
 from stages.base import Planted
-from stages.s3_lean import STAGE, gate
+from stages.s3_lean import STAGE
+from stages.s3_lean.gate import corruptions
 from stages.s3_lean.planted import PLANTED, report, with_source
 from stages.s3_lean.subject import Subject, compile_packets, fresh_cache
 
@@ -48,7 +49,7 @@ def test_a_harmless_module_is_no_finding(tmp_path: Path) -> None:
 def test_fewer_corruptions_than_listed_are_red(tmp_path: Path) -> None:
     subject = Subject.of(context(tmp_path), sample_program())
     subject.self_test = lambda packets: {"planted": 13, "caught": 13, "controls": 1, "controls_green": 1, "cases": []}
-    assert [c.name for c in gate.corruptions(subject) if not c.ok] == ["corruptions_tried"]
+    assert [c.name for c in corruptions(subject) if not c.ok] == ["corruptions_tried"]
 
 
 def test_an_accepted_corruption_and_a_missing_control_are_red(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_an_accepted_corruption_and_a_missing_control_are_red(tmp_path: Path) ->
         "controls_green": 0,
         "cases": cases,
     }
-    bad = {c.name: c for c in gate.corruptions(subject) if not c.ok}
+    bad = {c.name: c for c in corruptions(subject) if not c.ok}
     assert set(bad) == {"corruptions_accepted", "controls_rejected"} and "wait" in bad["corruptions_accepted"].detail
 
 
