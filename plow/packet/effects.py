@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from plow.packet.abi import KV_BLOCK, LANES, UNIT_ROWS, Epilogue, Opcode
 from plow.packet.codec import Packet
 
+ANY_ROW = (0, 1 << 16, 1)
+"""Row range that meets every row of a step."""
+
 
 @dataclass(frozen=True)
 class Region:
     """Rows row0, row0+step, ... < row1 and floats col0..col1 of a buffer at byte `offset` with `stride` floats a row.
 
     A KV region (kv True) has col0..col1 = kv heads (k heads first, then v heads) and stride = bytes of the layer's
-    region; rows are ignored, as any two rows may share a sequence.
+    region. A write has the rows that are written: a step never holds a position of a sequence twice, so two rows are two
+    cells. A read may meet the cell of any row.
     """
 
     offset: int
@@ -55,8 +59,6 @@ def overlaps(a: Region, b: Region) -> bool:
     if a.offset == b.offset and a.stride == b.stride and a.kv == b.kv:
         if a.col1 <= b.col0 or b.col1 <= a.col0:
             return False
-        if a.kv:
-            return True
         if a.row1 <= b.row0 or b.row1 <= a.row0:
             return False
         return not (a.step == b.step and (a.row0 - b.row0) % a.step)
@@ -80,8 +82,9 @@ def effects(p: Packet, num_kv_blocks: int) -> list[Effect]:
             found.append(Effect(mode, operand, Region(p.operands[operand], d[stride], *where, col0, col1)))
 
     def use_kv(mode: str, head0: int, head1: int) -> None:
+        cells = rows if mode == "w" else ANY_ROW
         size = kv_region_bytes(num_kv_blocks, d["num_kv_heads"], d["head_dim"])
-        found.append(Effect(mode, "kv", Region(p.operands["kv"], size, 0, 1, 1, head0, head1, kv=True)))
+        found.append(Effect(mode, "kv", Region(p.operands["kv"], size, *cells, head0, head1, kv=True)))
 
     match p.opcode:
         case Opcode.EMBED:

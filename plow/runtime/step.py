@@ -114,7 +114,13 @@ class StepBatch:
             self._check_blocks(last, limits)
 
     def _check_blocks(self, positions: np.ndarray, limits: Limits) -> None:
-        self._check_range("KV block", self.page_table[self.slots, positions // limits.kv_block], limits.num_kv_blocks)
+        """Blocks exist, and no two rows write the same cell: packets that append different rows are not ordered."""
+        blocks = self.page_table[self.slots, positions // limits.kv_block]
+        self._check_range("KV block", blocks, limits.num_kv_blocks)
+        if self.n_rows > 1:
+            cells = blocks.astype(np.int64) * limits.kv_block + positions % limits.kv_block
+            if len(np.unique(cells)) < self.n_rows:
+                raise RequestError("two rows are the same position of a sequence", "StepBatch", "give every row its own")
 
     @staticmethod
     def _check_range(what: str, values: np.ndarray, end: int) -> None:

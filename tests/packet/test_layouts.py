@@ -176,3 +176,13 @@ def test_sample_reads_the_valid_columns_only():
         domain=Domain.SAMPLES,
     )
     assert effects(p, 1)[0].region.col1 == 50
+
+
+def test_packets_that_append_different_rows_do_not_conflict_but_every_reader_meets_both():
+    even, odd = qkv(0, 8), qkv(0, 8)
+    even.dims |= {"row0": 0, "row1": 8, "row_step": 2}
+    odd.dims |= {"row0": 1, "row1": 8, "row_step": 2}
+    writes = [[e.region for e in effects(p, 4) if e.mode == "w" and e.operand == "kv"] for p in (even, odd)]
+    reads = [e.region for e in effects(attention(0, 4), 4) if e.mode == "r" and e.operand == "kv"]
+    assert not any(overlaps(a, b) for a in writes[0] for b in writes[1])
+    assert all(any(overlaps(w, r) for w in side for r in reads) for side in writes)

@@ -73,9 +73,9 @@ def build(tmp_path: Path, order: str, poison: bool = True, **kw: bool) -> NumpyB
 
 def decode(vm: NumpyBackend, tokens: list[int], n_steps: int) -> np.ndarray:
     limits = vm.bundle.limits
-    table = np.zeros((limits.max_slots, limits.blocks_per_seq), np.int32)
+    table = np.arange(limits.max_slots * limits.blocks_per_seq, dtype=np.int32).reshape(limits.max_slots, -1)
     n = len(tokens)
-    return vm.run(0, StepBatch.greedy(tokens, [0] * n, [0] * n, range(n), table), n_steps)
+    return vm.run(0, StepBatch.greedy(tokens, [0] * n, range(n), range(n), table), n_steps)
 
 
 def expected(seed_tokens: list[int], n_steps: int) -> list[list[int]]:

@@ -79,7 +79,7 @@ def test_a_certificate_of_another_payload_or_more_axioms_is_rejected(certified: 
 
 def test_an_unsafe_program_gets_no_certificate_and_loses_the_old_one(certified: Path, sample: PacketFile) -> None:
     packets = sample.programs[0].lists[1].copy()
-    packets["waits"]["counter"][1, 0] = 0xFFFF
+    packets["waits"][1, 0] = (0xFFFF, 0)
     sample.programs[0].lists[1] = packets
     container.save(sample, certified / "model.pkt")
     with pytest.raises(VerifyError, match="may start before"):

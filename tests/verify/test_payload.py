@@ -79,7 +79,7 @@ def test_records_are_the_bytes_of_the_packets_in_topological_order(sample: Packe
 def test_a_missing_wait_names_packets_nodes_range_and_kind(sample: PacketFile) -> None:
     packets = sample.programs[0].lists[1].copy()
     assert decode(packets[1]).waits
-    packets["waits"]["counter"][1, 0] = 0xFFFF
+    packets["waits"][1, 0] = (0xFFFF, 0)
     sample.programs[0].lists[1] = packets
     with pytest.raises(VerifyError) as e:
         payload_d.build(sample)
