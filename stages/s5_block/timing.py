@@ -26,7 +26,8 @@ START, STEPS, ROUNDS = 32, 32, 12
 @dataclass(frozen=True)
 class Timings:
     """Seconds of a decode step at batch 1. block: median over layers; rest: embedding, head and sampling; step: by a
-    clock outside the interpreter; floor: a block's bytes over the measured read bandwidth (or its flops, if these take longer)."""
+    clock outside the interpreter; floor: a block's bytes over the measured read bandwidth, or its flops if these take
+    longer."""
 
     block: float
     rest: float
