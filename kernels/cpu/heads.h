@@ -41,9 +41,14 @@ INLINE float *kv_keys(const kv_cache *kv, uint32_t slot, uint32_t position, uint
 }
 INLINE size_t values_after(const kv_cache *kv) { return (size_t)kv->num_kv_heads * KV_BLOCK * kv->head_dim; }
 
-INLINE void kv_store_key(const kv_cache *kv, uint32_t slot, uint32_t position, uint32_t head, const float *k) {
-  float *column = kv_keys(kv, slot, position, head) + position % KV_BLOCK;
-  for (uint32_t i = 0; i < kv->head_dim; i++) column[(size_t)i * KV_BLOCK] = k[i];
+/* Keys of `rows` rows: row i goes to positions[i] of slots[i] and lies at k + i * stride. Feature by feature, so that
+ * rows in one block, which share every line of it, write each line once and not in turn with another worker. */
+INLINE void kv_store_keys(const kv_cache *kv, const uint32_t *slots, const uint32_t *positions, uint32_t rows,
+                          uint32_t head, const float *k, size_t stride) {
+  float *column[TILE_ROWS];
+  for (uint32_t i = 0; i < rows; i++) column[i] = kv_keys(kv, slots[i], positions[i], head) + positions[i] % KV_BLOCK;
+  for (uint32_t d = 0; d < kv->head_dim; d++)
+    for (uint32_t i = 0; i < rows; i++) column[i][(size_t)d * KV_BLOCK] = k[i * stride + d];
 }
 INLINE void kv_store_value(const kv_cache *kv, uint32_t slot, uint32_t position, uint32_t head, const float *v) {
   float *row = kv_keys(kv, slot, position, head) + values_after(kv) + (size_t)(position % KV_BLOCK) * kv->head_dim;

@@ -17,20 +17,15 @@ INLINE void put(const output *o, size_t row, uint32_t column, vf v) {
   store_column(o->y + row * o->y_stride, v, column, o->n);
 }
 
-/* sums: [tile rows][stride] of `units` units from `unit` on. */
+/* sums: [tile rows][UNIT_COLUMNS] of one unit. */
 static void finish(const output *o, uint16_t epilogue, const projection *j, const tile_t *tile, uint32_t unit,
-                   uint32_t units, const float *sums, size_t stride) {
-  for (uint32_t t = 0; t < tile->rows; t++) {
+                   const float *sums) {
+  for (uint32_t t = 0; t < tile->rows; t++, sums += UNIT_COLUMNS) {
     size_t row = row_at(j->rows, tile->first + t);
-    for (uint32_t i = 0; i < units; i++) {
-      vf a = vf_load(sums + t * stride + (size_t)i * UNIT_COLUMNS), b = vf_load(sums + t * stride + (size_t)i * UNIT_COLUMNS + LANES);
-      if (epilogue == EPI_GATED_SILU) put(o, row, (unit + i) * LANES, vf_mul(vf_silu(a), b));
-      else if (epilogue == EPI_GATED_GELU_TANH) put(o, row, (unit + i) * LANES, vf_mul(vf_gelu_tanh(a), b));
-      else {
-        put(o, row, (unit + i) * UNIT_COLUMNS, a);
-        put(o, row, (unit + i) * UNIT_COLUMNS + LANES, b);
-      }
-    }
+    vf a = vf_load(sums), b = vf_load(sums + LANES);
+    if (epilogue == EPI_GATED_SILU) put(o, row, unit * LANES, vf_mul(vf_silu(a), b));
+    else if (epilogue == EPI_GATED_GELU_TANH) put(o, row, unit * LANES, vf_mul(vf_gelu_tanh(a), b));
+    else put(o, row, unit * UNIT_COLUMNS, a), put(o, row, unit * UNIT_COLUMNS + LANES, b);
   }
 }
 
@@ -42,25 +37,22 @@ size_t projection_scratch(const plow_packet *p) {
 
 void op_linear(const plow_packet *p, const plow_ctx *c) {
   const uint32_t *d = p->dims;
-  uint32_t k = d[LINEAR_D_K], unit1 = d[LINEAR_D_UNIT1];
+  uint32_t k = d[LINEAR_D_K];
   const uint8_t *weight = operand(p, c, LINEAR_WEIGHT);
   output o = {operand(p, c, LINEAR_Y), operand(p, c, LINEAR_BIAS), p->flags & FLAG_RESIDUAL ? operand(p, c, LINEAR_RESIDUAL) : NULL,
               d[LINEAR_D_Y_STRIDE], d[LINEAR_D_RESIDUAL_STRIDE], d[LINEAR_D_N]};
   projection j = projection_of(operand(p, c, LINEAR_X), d[LINEAR_D_X_STRIDE],
                                p->flags & FLAG_NORM ? operand(p, c, LINEAR_NORM_WEIGHT) : NULL, p->imms[LINEAR_I_EPS],
                                p->flags & FLAG_BF16_DOT, rows_of(p, c), k);
-  _Alignas(64) float sums[TILE_ROWS * 2 * UNIT_COLUMNS];
+  _Alignas(64) float sums[TILE_ROWS * UNIT_COLUMNS];
   tile_t tiles[MAX_BLOCK_TILES];
-  uint32_t pair = j.rows.count <= PAIR_ROWS ? 2 : 1;
   for (uint32_t tile = 0; tile < j.tiles; tile += j.tiles_a_block) {
     uint32_t n = min_u32(j.tiles_a_block, j.tiles - tile);
     pack_tiles(&j, tile, tile + n, (float *)c->scratch, tiles);
-    for (uint32_t unit = d[LINEAR_D_UNIT0], units; unit < unit1; unit += units) {
-      units = min_u32(pair, unit1 - unit);
+    for (uint32_t unit = d[LINEAR_D_UNIT0]; unit < d[LINEAR_D_UNIT1]; unit++)
       for (uint32_t i = 0; i < n; i++) {
-        unit_sums(weight + unit * unit_bytes(k), (int)units, tiles[i].panel, tiles[i].rows, k, j.dot, sums, 2 * UNIT_COLUMNS);
-        finish(&o, p->epilogue, &j, &tiles[i], unit, units, sums, 2 * UNIT_COLUMNS);
+        unit_sums(weight + unit * unit_bytes(k), tiles[i].panel, tiles[i].rows, k, j.dot, sums, UNIT_COLUMNS);
+        finish(&o, p->epilogue, &j, &tiles[i], unit, sums);
       }
-    }
   }
 }

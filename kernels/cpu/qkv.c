@@ -3,42 +3,47 @@
 #include "project.h"
 
 typedef struct {
-  const plow_packet *p;
   const plow_step *step;
   const float *q_norm, *k_norm, *rope; /* NULL = not wanted */
   float *q;
   kv_cache kv;
   uint32_t num_heads, num_kv_heads, head_dim, rotary_dim, q_stride;
+  float qk_eps;
 } qkv_t;
 
-/* h: the head's sums of one row; overwritten. Heads are numbered q heads, k heads, v heads. */
-static void finish_head(const qkv_t *a, size_t row, uint32_t head, float *h) {
-  uint32_t position = (uint32_t)a->step->positions[row], slot = (uint32_t)a->step->slots[row];
-  uint32_t k_head = head - a->num_heads, v_head = k_head - a->num_kv_heads;
-  bool is_q = head < a->num_heads;
-  if (!is_q && k_head >= a->num_kv_heads) {
-    kv_store_value(&a->kv, slot, position, v_head, h);
-    return;
+typedef struct { uint32_t positions[TILE_ROWS], slots[TILE_ROWS]; } places; /* of a tile's rows */
+
+/* One head of all rows of a tile. h: [rows][stride] sums, overwritten. Heads are q heads, then k heads, then v heads. */
+static void finish_head(const qkv_t *a, const projection *j, const tile_t *tile, const places *at, uint32_t head,
+                        float *h, size_t stride) {
+  uint32_t k_head = head - a->num_heads, v_head = k_head - a->num_kv_heads, head_dim = a->head_dim;
+  bool is_q = head < a->num_heads, is_k = !is_q && k_head < a->num_kv_heads;
+  for (uint32_t t = 0; t < tile->rows; t++) {
+    float *x = h + t * stride;
+    if (a->q_norm && (is_q || is_k)) head_norm(x, is_q ? a->q_norm : a->k_norm, head_dim, a->qk_eps, x);
+    if (a->rope && (is_q || is_k))
+      head_rope(x, a->rope + (size_t)at->positions[t] * a->rotary_dim, a->rotary_dim, head_dim, x);
+    if (is_q)
+      memcpy(a->q + row_at(j->rows, tile->first + t) * a->q_stride + (size_t)head * head_dim, x, head_dim * sizeof(float));
+    else if (!is_k) kv_store_value(&a->kv, at->slots[t], at->positions[t], v_head, x);
   }
-  if (a->q_norm) head_norm(h, is_q ? a->q_norm : a->k_norm, a->head_dim, a->p->imms[QKV_I_QK_EPS], h);
-  if (a->rope) head_rope(h, a->rope + (size_t)position * a->rotary_dim, a->rotary_dim, a->head_dim, h);
-  if (is_q) memcpy(a->q + row * a->q_stride + (size_t)head * a->head_dim, h, a->head_dim * sizeof(float));
-  else kv_store_key(&a->kv, slot, position, k_head, h);
+  if (is_k) kv_store_keys(&a->kv, at->slots, at->positions, tile->rows, k_head, h, stride);
 }
 
 /* All rows of a tile for heads head..end, whose weight rows lie in units unit0..unit1. sums: [TILE_ROWS][stride]. */
 static void project_heads(const qkv_t *a, const projection *j, const tile_t *tile, const uint8_t *weight, uint32_t head,
                           uint32_t end, float *sums, size_t stride) {
   uint32_t unit0 = head * a->head_dim / UNIT_COLUMNS, unit1 = (end * a->head_dim + UNIT_COLUMNS - 1) / UNIT_COLUMNS;
-  uint32_t pair = tile->rows <= PAIR_ROWS ? 2 : 1;
-  for (uint32_t unit = unit0, units; unit < unit1; unit += units) {
-    units = min_u32(pair, unit1 - unit);
-    unit_sums(weight + unit * unit_bytes(j->k), (int)units, tile->panel, tile->rows, j->k, j->dot,
+  for (uint32_t unit = unit0; unit < unit1; unit++)
+    unit_sums(weight + unit * unit_bytes(j->k), tile->panel, tile->rows, j->k, j->dot,
               sums + (size_t)(unit - unit0) * UNIT_COLUMNS, stride);
+  places at;
+  for (uint32_t t = 0; t < tile->rows; t++) {
+    size_t row = row_at(j->rows, tile->first + t);
+    at.positions[t] = (uint32_t)a->step->positions[row], at.slots[t] = (uint32_t)a->step->slots[row];
   }
-  for (uint32_t t = 0; t < tile->rows; t++)
-    for (uint32_t h = head; h < end; h++)
-      finish_head(a, row_at(j->rows, tile->first + t), h, sums + t * stride + h * a->head_dim - unit0 * UNIT_COLUMNS);
+  for (uint32_t h = head; h < end; h++)
+    finish_head(a, j, tile, &at, h, sums + h * a->head_dim - unit0 * UNIT_COLUMNS, stride);
 }
 
 /* Heads are taken in the smallest groups that end at a unit border, so no unit is computed twice:
@@ -53,10 +58,11 @@ void op_qkv(const plow_packet *p, const plow_ctx *c) {
   uint32_t k = d[QKV_D_K], head1 = d[QKV_D_HEAD1], head_dim = d[QKV_D_HEAD_DIM];
   bool qk_norm = p->flags & FLAG_QK_NORM;
   qkv_t a = {
-      p, c->step, qk_norm ? operand(p, c, QKV_Q_NORM) : NULL, qk_norm ? operand(p, c, QKV_K_NORM) : NULL,
+      c->step, qk_norm ? operand(p, c, QKV_Q_NORM) : NULL, qk_norm ? operand(p, c, QKV_K_NORM) : NULL,
       p->flags & FLAG_ROPE ? operand(p, c, QKV_ROPE) : NULL, operand(p, c, QKV_Y),
       kv_cache_of(operand(p, c, QKV_KV), c->step, d[QKV_D_NUM_KV_HEADS], head_dim),
-      d[QKV_D_NUM_HEADS], d[QKV_D_NUM_KV_HEADS], head_dim, d[QKV_D_ROTARY_DIM], d[QKV_D_Y_STRIDE]};
+      d[QKV_D_NUM_HEADS], d[QKV_D_NUM_KV_HEADS], head_dim, d[QKV_D_ROTARY_DIM], d[QKV_D_Y_STRIDE],
+      p->imms[QKV_I_QK_EPS]};
   projection j = projection_of(operand(p, c, QKV_X), d[QKV_D_X_STRIDE], p->flags & FLAG_NORM ? operand(p, c, QKV_NORM_WEIGHT) : NULL,
                                p->imms[QKV_I_EPS], p->flags & FLAG_BF16_DOT, rows_of(p, c), k);
   float *sums = (float *)(c->scratch + panel_scratch(k));

@@ -66,7 +66,7 @@ void op_kv_append(const plow_packet *p, const plow_ctx *c) {
     const float *k = (const float *)operand(p, c, KV_APPEND_K) + row * d[KV_APPEND_D_K_STRIDE];
     const float *v = (const float *)operand(p, c, KV_APPEND_V) + row * d[KV_APPEND_D_V_STRIDE];
     for (uint32_t h = 0; h < heads; h++, k += head_dim, v += head_dim) {
-      kv_store_key(&kv, slot, position, h, k);
+      kv_store_keys(&kv, &slot, &position, 1, h, k, 0);
       kv_store_value(&kv, slot, position, h, v);
     }
   }
