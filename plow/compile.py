@@ -37,7 +37,7 @@ Progress = Callable[[str], None]
 
 @dataclass
 class Options:
-    """What a user chooses. max_ctx: positions of a sequence; max_batch: sequences; workers: 0 = this process's cores."""
+    """What a user chooses. max_ctx: positions a sequence; max_batch: sequences; workers: 0 = this process's cores."""
 
     target: str = "cpu"
     max_ctx: int = 2048

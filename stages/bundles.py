@@ -9,7 +9,8 @@ from typing import Any
 from plow.checkpoint import Checkpoint
 from plow.compile import Options, compile_checkpoint
 from plow.tune.choices import apply_tuned
-from stages.base import StageContext
+from plow.tune.machine import QUIET_BUSY, wait_until_quiet
+from stages.base import Contended, StageContext
 
 MAX_CTX = 2048
 """Positions a sequence in a bring-up's bundle, where the model allows as many."""
@@ -42,3 +43,10 @@ def publish(ctx: StageContext, bundle: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         shutil.move(bundle, target)
+
+
+def require_quiet() -> None:
+    """Wait for a quiet machine before something is timed. Raises Contended (exit 76) when others keep computing."""
+    share = wait_until_quiet()
+    if share > QUIET_BUSY:
+        raise Contended(f"others use {share:.0%} of the cores", "this machine", "stop them and run the gate again")

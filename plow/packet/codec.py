@@ -126,8 +126,8 @@ def decode(record: np.void) -> Packet:
 
 
 def _check_unused(record: np.void, spec: OpcodeSpec, where: str) -> None:
-    """Fields beyond the opcode's names must hold their neutral value, so that every byte means something, and used slots
-    come first: an interpreter stops at the first unused one."""
+    """Fields beyond the opcode's names must hold their neutral value, so that every byte means something, and used
+    slots come first: an interpreter stops at the first unused one."""
     for slots in (record["waits"]["counter"], record["signals"]):
         used = slots != NO_COUNTER
         if (used[1:] & ~used[:-1]).any():

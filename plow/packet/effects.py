@@ -20,8 +20,8 @@ class Region:
     """Rows row0, row0+step, ... < row1 and floats col0..col1 of a buffer at byte `offset` with `stride` floats a row.
 
     A KV region (kv True) has col0..col1 = kv heads (k heads first, then v heads) and stride = bytes of the layer's
-    region. A write has the rows that are written: a step never holds a position of a sequence twice, so two rows are two
-    cells. A read may meet the cell of any row.
+    region. A write has the rows that are written: a step never holds a position of a sequence twice, so two rows are
+    two cells. A read may meet the cell of any row.
     """
 
     offset: int

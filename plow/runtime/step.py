@@ -120,7 +120,7 @@ class StepBatch:
         if self.n_rows > 1:
             cells = blocks.astype(np.int64) * limits.kv_block + positions % limits.kv_block
             if len(np.unique(cells)) < self.n_rows:
-                raise RequestError("two rows are the same position of a sequence", "StepBatch", "give every row its own")
+                raise RequestError("two rows are the same position of a sequence", "StepBatch", "one row a position")
 
     @staticmethod
     def _check_range(what: str, values: np.ndarray, end: int) -> None:

@@ -31,8 +31,8 @@ def partition(form: Form, rows: int, workers: int, home: int = 0) -> list[Tile]:
     """Tiles of a form for a program with `rows` rows of its domain.
 
     Projections are cut by units (heads for qkv) while rows are few, so that every weight is streamed once by one
-    worker; row operators by interleaved rows; attention by heads while rows are few. home: the worker that takes a form with one tile.
-    No worker has more than ceil(extent / workers) of the axis.
+    worker; row operators by interleaved rows; attention by heads while rows are few. home: the worker that takes a form
+    with one tile. No worker has more than ceil(extent / workers) of what is cut.
     """
     least = ROW_SPLIT_ATTENTION if form.opcode == Opcode.ATTENTION else ROW_SPLIT_PROJECTION
     if form.axis and rows >= least * workers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,9 @@ from plow.tune.perfdata import cpu_name
 PACKET_S = 7e-9
 """Fetch and dispatch of a packet (measured with empty packets: 6.8 ns)."""
 MODE_BYTES = 128 << 20
+QUIET_BUSY = 0.15
+"""Share of the cores' time that others may use while something is measured."""
+SAMPLE_S = 0.4
 SINGLE_CORE_HOP_S = 1e-9
 """There is nobody to signal on one core; the cost model wants a positive number."""
 
@@ -51,3 +55,31 @@ def machine_mode() -> dict[str, float]:
     mode may be compared."""
     p = probe(_library(), read_bytes=MODE_BYTES, repeats=2)
     return {k: p[k] for k in ("read_bytes_per_s", "read_bytes_per_s_one", "hop_s")}
+
+
+def busy_share() -> float:
+    """Share of all cores' time that anybody used during the next SAMPLE_S seconds (Linux; 0 where it is not known)."""
+    before = _cpu_times()
+    time.sleep(SAMPLE_S)
+    after = _cpu_times()
+    if before is None or after is None:
+        return 0.0
+    busy, total = (b - a for a, b in zip(before, after, strict=True))
+    return busy / max(total, 1)
+
+
+def wait_until_quiet(limit_s: float = 60.0) -> float:
+    """Wait until nobody else computes; returns the last busy share: above QUIET_BUSY when the limit was hit."""
+    deadline = time.monotonic() + limit_s
+    while (share := busy_share()) > QUIET_BUSY and time.monotonic() < deadline:
+        time.sleep(SAMPLE_S)
+    return share
+
+
+def _cpu_times() -> tuple[int, int] | None:
+    """(busy, total) jiffies of all cores since boot; waiting for the disk and idling are not busy."""
+    try:
+        fields = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    except (OSError, ValueError, IndexError):
+        return None
+    return sum(fields) - fields[3] - fields[4], sum(fields)

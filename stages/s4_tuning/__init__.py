@@ -15,7 +15,7 @@ from plow.tune.machine import measure_machine
 from stages.arms.plow_arm import command
 from stages.arms.protocol import Arm
 from stages.base import Progress, Stage, StageContext
-from stages.bundles import compile_fresh, tune_database
+from stages.bundles import compile_fresh, require_quiet, tune_database
 from stages.s4_tuning.gate import gate
 from stages.s4_tuning.planted import PLANTED
 
@@ -31,6 +31,7 @@ STEPS = 24
 def work(ctx: StageContext, progress: Progress) -> None:
     """Write artifacts/machine.json (measured ceilings) and artifacts/tune.jsonl (every trial, losers included)."""
     ctx.artifacts.mkdir(parents=True, exist_ok=True)
+    require_quiet()
     machine = measure_machine()
     (ctx.artifacts / "machine.json").write_text(json.dumps(machine.to_json(), indent=1))
     path = tune_database(ctx)

@@ -144,4 +144,6 @@ def _kernel(
 
 
 def hot(kernels: list[Kernel], bound: str) -> list[Kernel]:
-    return [x for x in kernels if x.weight >= HOT_SHARE and x.bound == bound]
+    """Projections that matter for their step. Attention is demanded and reported, but over the few positions of the
+    profile its keys and values come from caches, so no memory ceiling judges it."""
+    return [x for x in kernels if x.weight >= HOT_SHARE and x.bound == bound and x.opcode != Opcode.ATTENTION.name]

@@ -11,7 +11,7 @@ from plow.runtime.cpu import CpuBackend
 from plow.tune import database
 from plow.tune.machine import measure_machine
 from stages.base import GateReport, StageContext, Thresholds
-from stages.bundles import compile_fresh, tune_database
+from stages.bundles import compile_fresh, require_quiet, tune_database
 from stages.s4_tuning.demand import Kernel, demand, hot, profile
 
 HERE = Path(__file__).parent
@@ -20,6 +20,7 @@ ROWS = (1, 8, 512)
 
 def gate(ctx: StageContext) -> GateReport:
     thresholds = Thresholds.load(HERE / "thresholds.toml", ctx.target)
+    require_quiet()
     machine = measure_machine()
     manifest = compile_fresh(ctx, ctx.workdir / "bundle", rows=ROWS)
     backend = CpuBackend(load(ctx.workdir / "bundle", allow_uncertified=True))

@@ -13,7 +13,7 @@ import numpy as np
 from plow.runtime.bundle import load
 from plow.runtime.cpu import CpuBackend
 from stages.base import GateReport, StageContext, Thresholds
-from stages.bundles import compile_fresh
+from stages.bundles import compile_fresh, require_quiet
 from stages.s7_campaign import battery
 from stages.s7_campaign.campaign import arms, bandwidth_share, run, summary
 
@@ -86,6 +86,7 @@ def battery_values(r: battery.Battery) -> dict[str, float]:
 
 def speed_values(ctx: StageContext, bundle: Path, manifest: dict[str, Any], seed: int) -> dict[str, float]:
     """Interleaved rounds against transformers fp32; the decoded tokens of both arms are compared in every round."""
+    require_quiet()
     found = arms({"plow": bundle}, ctx.checkpoint, ["float32"], "", os.cpu_count() or 1)
     try:
         records = run(

@@ -78,3 +78,14 @@ def test_an_edited_record_is_a_typed_error(tmp_path):
 def test_a_missing_database_is_a_typed_error(tmp_path):
     with pytest.raises(ConfigError, match="no such"):
         database.winners(tmp_path / "none.jsonl", "cpu")
+
+
+def test_a_busy_machine_is_told_from_a_quiet_one(monkeypatch):
+    from plow.tune import machine
+
+    monkeypatch.setattr(machine, "SAMPLE_S", 0.0)
+    for spent, busy in (((90, 100), 0.9), ((1, 100), 0.01)):
+        times = iter([(0, 0), spent] * 3)
+        monkeypatch.setattr(machine, "_cpu_times", lambda times=times: next(times))
+        assert machine.busy_share() == busy
+        assert machine.wait_until_quiet(limit_s=0.0) == busy
