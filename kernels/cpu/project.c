@@ -6,13 +6,9 @@ static uint32_t block_tiles(uint32_t k) {
 }
 
 /* One vector of slack: the last transposed row of a panel is stored whole. */
-static size_t panel_scratch(uint32_t k) {
+size_t panel_scratch(uint32_t k) {
   return round_up(block_tiles(k) * TILE_ROWS * (size_t)k * sizeof(float) + LANES * sizeof(float), ALIGN);
 }
-
-static bool may_widen(uint32_t k) { return widened_bytes(k) <= MAX_WIDENED_BYTES; }
-
-size_t block_scratch(uint32_t k) { return panel_scratch(k) + (may_widen(k) ? widened_bytes(k) : 0); }
 
 projection projection_of(const float *x, uint32_t x_stride, const float *norm_weight, float eps, bool dot,
                          plow_rows rows, uint32_t k) {
@@ -54,21 +50,12 @@ static const float *pack_row(const projection *j, uint32_t row, float *panel) {
   return panel;
 }
 
-void begin_block(block_t *b, const projection *j, const uint8_t *weight, uint32_t first, uint8_t *memory) {
-  float *panel = (float *)memory;
-  b->j = j, b->weight = weight, b->tiles = min_u32(j->tiles_a_block, j->tiles - first);
-  bool widen = b->tiles >= MIN_TILES_TO_WIDEN && !j->dot && may_widen(j->k);
-  b->widened = widen ? (float *)(memory + panel_scratch(j->k)) : NULL;
-  for (uint32_t i = 0; i < b->tiles; i++) {
-    uint32_t row = tile_start(j, first + i), rows = tile_start(j, first + i + 1) - row;
-    b->tile[i] = (tile_t){panel, row, rows};
-    if (rows == 1 && !j->dot) b->tile[i].panel = pack_row(j, row, panel);
-    else pack_tile(j, row, rows, panel);
-    panel += (size_t)rows * j->k;
+void pack_tiles(const projection *j, uint32_t tile0, uint32_t tile1, float *memory, tile_t *out) {
+  for (uint32_t tile = tile0; tile < tile1; tile++, out++) {
+    uint32_t first = tile_start(j, tile), rows = tile_start(j, tile + 1) - first;
+    *out = (tile_t){memory, first, rows};
+    if (rows == 1 && !j->dot) out->panel = pack_row(j, first, memory);
+    else pack_tile(j, first, rows, memory);
+    memory += (size_t)rows * j->k;
   }
-}
-
-void begin_unit(block_t *b, uint32_t unit) {
-  b->unit = unit;
-  if (b->widened) unit_widen(b->weight + unit * unit_bytes(b->j->k), b->j->k, b->widened);
 }

@@ -104,6 +104,13 @@ def _rows(n: Dim, width: Dim) -> list[TensorType]:
     return [TensorType((n, width))]
 
 
+def _width(t: TensorType | None) -> int:
+    """Features of a row."""
+    if t is None or not isinstance(t.shape[-1], int):
+        raise GraphError(f"a row of fixed width is needed, got {t}")
+    return t.shape[-1]
+
+
 def _linear(types: Types, attrs: Attrs, w: int = 1) -> list[TensorType]:
     x, weight = types[0], types[w]
     assert x is not None and weight is not None
@@ -163,9 +170,9 @@ _op(
         "embed",
         "y[t] = table[tokens[t]] * scale",
         ("tokens", "table"),
-        lambda t, a: _rows("T", t[1].shape[1]),
+        lambda t, a: _rows("T", _width(t[1])),
         sem.embed,
-        lambda t, a, b: b["T"] * t[1].shape[1],  # type: ignore
+        lambda t, a, b: b["T"] * _width(t[1]),
         attrs={"scale": Attr(float, "embedding multiplier", 1.0)},
     )
 )
@@ -258,11 +265,11 @@ _op(
         "select_rows",
         "y[s] = x[sample_rows[s]]",
         ("x", "sample_rows"),
-        lambda t, a: _rows("S", t[0].shape[1]),
+        lambda t, a: _rows("S", _width(t[0])),
         sem.select_rows,
         lambda t, a, b: 0.0,
     )
-)  # type: ignore[union-attr]
+)
 
 # -- fused operators (introduced by rewrite/) --------------------------------------------------------------------------
 _op(
