@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,13 @@ def measure_machine(library: Path | None = None) -> Machine:
         note=f"{datetime.now(UTC):%Y-%m-%d} plow.tune.machine.measure_machine, best of 5",
         sources={**sources, "packet_s": "estimated"},
     )
+
+
+def best_of(first: Machine, *others: Machine) -> Machine:
+    """The machine with the best of every measured number: what others do on it only ever makes a probe slower."""
+    every = (first, *others)
+    rates = {k: max(getattr(m, k) for m in every) for k in ("read_bytes_per_s", "fp32_flops", "bf16_flops")}
+    return replace(first, hop_s=min(m.hop_s for m in every), **rates)
 
 
 @cache

@@ -32,7 +32,7 @@ Key = tuple[str, str, int, int]
 
 @dataclass(frozen=True)
 class Kernel:
-    """One demand. seconds: the slowest worker's time summed over the kernel's packets, median of the repeats; floor_s:
+    """One demand. seconds: the slowest worker's time summed over the kernel's packets, best of the repeats; floor_s:
     what the ceilings allow; share: floor_s / seconds; bound: "memory" | "compute"; weight: its part of the step."""
 
     opcode: str
@@ -90,7 +90,7 @@ def profile(backend: CpuBackend, index: int, machine: Machine, repeats: int = 5)
                 by_worker[key(p)][w] += seconds
         for k, v in by_worker.items():
             times[k].append(float(v.max()))
-    total = sum(float(np.median(v)) for v in times.values())
+    total = sum(min(v) for v in times.values())
     wanted = demand(program)
     samples = min(program.rows, program.samples) if program.rows <= program.samples else 1
     flat = [p for worker in packets for p in worker]
@@ -98,7 +98,7 @@ def profile(backend: CpuBackend, index: int, machine: Machine, repeats: int = 5)
         _kernel(
             k,
             [p for p in flat if key(p) == k],
-            float(np.median(times[k])),
+            min(times[k]),
             total,
             program.rows,
             lambda p: work(p, program.rows, samples, context),

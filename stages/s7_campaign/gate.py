@@ -31,9 +31,9 @@ LONG = (
     "then checks the meaning of every name, and only then chooses instructions for the machine. Good compilers "
     "explain their errors."
 )
-CACHE_ALLOWANCE = 1.35
-"""A step may seem to read faster than memory when caches keep part of the weights between steps; above this it is a
-fault of the measurement (measured on 32 MB of L3 with 269 MB of weights: 1.05)."""
+CACHE_ALLOWANCE = 2.0
+"""A step may seem to read faster than memory when caches keep part of the weights between steps, or when the machine
+changes mode between probe and decode (26 to 59 GB/s were probed within an hour); above this the work was not done."""
 
 
 def token_ids(checkpoint: Path, texts: tuple[str, ...], seed: int) -> list[list[int]]:
