@@ -116,6 +116,6 @@ PLANTED = (
         rows=64,
     ),
     _timed("a block that takes three times its floor", "block_time_over_floor", block=360e-6, step=11.8e-3),
-    _timed("a block faster than its bytes", "block_speed_over_ceiling", block=60e-6, step=2.8e-3),
+    _timed("a block faster than its bytes", "block_speed_over_ceiling", block=20e-6, step=1.6e-3),
     _timed("blocks that do not add up to the step", "block_reconciliation", step=8e-3),
 )
