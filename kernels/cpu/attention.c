@@ -22,6 +22,7 @@ typedef struct {
   const plow_step *step;
   kv_cache kv;
   vf scale, cap;
+  vf rate; /* log2(e) times what the scores still have to be multiplied by */
   bool capped;
   uint32_t window;
   /* scratch */
@@ -77,7 +78,8 @@ INLINE void scores_of(const block_group *g, const float *q, uint32_t head_dim, f
 }
 
 /* Blocks that a kernel for so many vectors takes at once: as many as there are accumulators. */
-#define GROUP_BLOCKS(VECTORS) (SCORE_VECTORS / (VECTORS) > MAX_GROUP_BLOCKS ? MAX_GROUP_BLOCKS : SCORE_VECTORS / (VECTORS))
+#define GROUP_BLOCKS(VECTORS) \
+  (SCORE_VECTORS / (VECTORS) > MAX_GROUP_BLOCKS ? MAX_GROUP_BLOCKS : SCORE_VECTORS / (VECTORS))
 typedef void score_kernel(const block_group *g, const float *q, uint32_t head_dim, float *scores);
 #define SCORE_KERNEL(VECTORS)                                                                           \
   static void scores_##VECTORS(const block_group *g, const float *q, uint32_t head_dim, float *s) {     \
@@ -111,33 +113,39 @@ static void chunk_scores(const attention_t *a, const tile_t *t, uint32_t first, 
 
 /* ---- softmax ---- */
 
-/* Scores of vector m over the chunk's blocks become exp(score - largest); sums so far are rescaled to the new largest. */
+/* Hides what vector m does not see and caps the scores if asked to; returns the largest. */
+static float chunk_largest(const attention_t *a, const tile_t *t, uint32_t m, uint32_t first, uint32_t last) {
+  float *s = a->scores + (size_t)m * SCORE_STRIDE;
+  vf top = vf_set1(-INFINITY);
+  for (uint32_t b = first; b <= last; b++, s += KV_BLOCK) {
+    uint32_t start = b * KV_BLOCK;
+    vf x = vf_load(s);
+    bool partly = t->from[m] > start || t->to[m] < start + KV_BLOCK;
+    if (a->capped) x = vf_softcap(vf_mul(x, a->scale), a->cap);
+    if (partly)
+      x = vf_keep(x, (int)(max_u32(t->from[m], start) - start), (int)(max_u32(t->to[m], start) - start), -INFINITY);
+    if (a->capped || partly) vf_store(s, x);
+    top = vf_max(top, x);
+  }
+  return vf_largest(top);
+}
+
+/* Scores of vector m over the chunk's blocks become weights 2^(rate (score - largest)) = exp(scale (score - largest));
+ * its sums so far are rescaled to the new largest score. Visiting a chunk that the vector does not see changes no bit:
+ * the rescaling is then by exactly 1. */
 static void chunk_softmax(const attention_t *a, tile_t *t, uint32_t m, uint32_t first, uint32_t last) {
   float *s = a->scores + (size_t)m * SCORE_STRIDE, *sums = a->sums + (size_t)m * a->kv.head_dim;
-  vf top = vf_set1(-INFINITY), total = vf_zero();
-  for (uint32_t b = first; b <= last; b++) {
-    float *at = s + (size_t)(b - first) * KV_BLOCK;
-    uint32_t start = b * KV_BLOCK;
-    vf x = vf_mul(vf_load(at), a->scale);
-    if (a->capped) x = vf_softcap(x, a->cap);
-    if (t->from[m] > start || t->to[m] < start + KV_BLOCK)
-      x = vf_keep(x, (int)(max_u32(t->from[m], start) - start), (int)(max_u32(t->to[m], start) - start), -INFINITY);
-    top = vf_max(top, x);
-    vf_store(at, x);
-  }
-  float before = t->largest[m], largest = vf_largest(top);
+  float before = t->largest[m], largest = chunk_largest(a, t, m, first, last), scale[LANES];
   if (largest < before) largest = before;
-  vf shift = vf_set1(largest == -INFINITY ? 0.0f : largest); /* nothing seen yet: all weights become 0 */
-  for (uint32_t b = first; b <= last; b++) {
-    float *at = s + (size_t)(b - first) * KV_BLOCK;
-    vf e = vf_exp(vf_sub(vf_load(at), shift));
+  vf total = vf_zero(), shift = vf_mul(vf_set1(largest == -INFINITY ? 0.0f : largest), a->rate);
+  for (uint32_t b = first; b <= last; b++, s += KV_BLOCK) {
+    vf e = vf_exp2(vf_fms(vf_load(s), a->rate, shift));
     total = vf_add(total, e);
-    vf_store(at, e);
+    vf_store(s, e);
   }
-  vf decay = vf_exp(vf_sub(vf_set1(before), shift));
-  float lane[LANES];
-  vf_store(lane, decay);
-  t->total[m] = t->total[m] * lane[0] + vf_sum(total);
+  vf decay = vf_exp2(vf_sub(vf_mul(vf_set1(before), a->rate), shift));
+  vf_store(scale, decay);
+  t->total[m] = t->total[m] * scale[0] + vf_sum(total);
   t->largest[m] = largest;
   for (uint32_t i = 0; i < a->kv.head_dim; i += LANES) vf_store(sums + i, vf_mul(vf_load(sums + i), decay));
 }
@@ -247,11 +255,13 @@ static void add_row(const attention_t *a, const plow_ctx *c, tile_t *t, size_t r
 }
 
 /* All rows for q heads head..end of one kv head (at most MAX_VECTORS of them). */
-static void attend_heads(const attention_t *a, const plow_ctx *c, plow_rows rows, uint32_t kv_head, uint32_t head, uint32_t end) {
+static void attend_heads(const attention_t *a, const plow_ctx *c, plow_rows rows, uint32_t kv_head, uint32_t head,
+                         uint32_t end) {
   for (uint32_t i = 0; i < rows.count;) {
     tile_t t = {.kv_head = kv_head};
     do add_row(a, c, &t, row_at(rows, i++), head, end);
-    while (i < rows.count && t.vectors + end - head <= MAX_VECTORS && (uint32_t)a->step->slots[row_at(rows, i)] == t.slot);
+    while (i < rows.count && t.vectors + end - head <= MAX_VECTORS &&
+           (uint32_t)a->step->slots[row_at(rows, i)] == t.slot);
     attend(a, &t);
   }
 }
@@ -259,10 +269,13 @@ static void attend_heads(const attention_t *a, const plow_ctx *c, plow_rows rows
 void op_attention(const plow_packet *p, const plow_ctx *c) {
   const uint32_t *d = p->dims;
   uint32_t head_dim = d[ATTENTION_D_HEAD_DIM], group = d[ATTENTION_D_NUM_HEADS] / d[ATTENTION_D_NUM_KV_HEADS];
-  float cap = p->imms[ATTENTION_I_SOFTCAP], *scratch = (float *)c->scratch;
-  attention_t a = {p, c->step, kv_cache_of(operand(p, c, ATTENTION_KV), c->step, d[ATTENTION_D_NUM_KV_HEADS], head_dim),
-                   vf_set1(p->imms[ATTENTION_I_SCALE]), vf_set1(cap), cap > 0.0f, d[ATTENTION_D_WINDOW],
-                   scratch + MAX_VECTORS * SCORE_STRIDE, scratch, scratch + MAX_VECTORS * (SCORE_STRIDE + (size_t)head_dim) + LANES};
+  float scale = p->imms[ATTENTION_I_SCALE], cap = p->imms[ATTENTION_I_SOFTCAP];
+  float *scores = (float *)c->scratch, *sums = scores + MAX_VECTORS * SCORE_STRIDE;
+  float *queries = sums + MAX_VECTORS * (size_t)head_dim;
+  attention_t a = {
+      p, c->step, kv_cache_of(operand(p, c, ATTENTION_KV), c->step, d[ATTENTION_D_NUM_KV_HEADS], head_dim),
+      vf_set1(scale), vf_set1(cap), vf_set1((cap > 0.0f ? 1.0f : scale) * 1.44269504088896341f), cap > 0.0f,
+      d[ATTENTION_D_WINDOW], queries, scores, sums};
   plow_rows rows = rows_of(p, c);
   for (uint32_t head = d[ATTENTION_D_HEAD0], end; head < d[ATTENTION_D_HEAD1]; head = end) {
     end = min_u32(min_u32((head / group + 1) * group, d[ATTENTION_D_HEAD1]), head + MAX_VECTORS);

@@ -140,7 +140,8 @@ static void run_steps(plow_vm *vm, uint32_t worker) {
   plow_ctx ctx = {vm->arena, vm->worker[worker].scratch, vm->step, 0};
   for (; ctx.step_index < vm->step->n_steps; ctx.step_index++)
     for (uint32_t i = 0; i < p->lengths[worker]; i++)
-      if (!run_packet(vm, worker, &p->lists[worker][i], &ctx, p->epoch + ctx.step_index + 1, profile ? &profile[i] : NULL)) {
+      if (!run_packet(vm, worker, &p->lists[worker][i], &ctx, p->epoch + ctx.step_index + 1,
+                      profile ? &profile[i] : NULL)) {
         vm->report->at[worker] = i;
         return;
       }
@@ -182,7 +183,8 @@ static void *worker_main(void *arg) {
 
 static void post_job(plow_vm *vm) {
   atomic_store(&vm->done, 0);
-  atomic_fetch_add(&vm->job, 1); /* sequentially consistent with `sleeping`: either we see the sleeper or it sees the job */
+  /* Sequentially consistent, as `sleeping` is: either we see the sleeper, or it sees the job. */
+  atomic_fetch_add(&vm->job, 1);
   if (atomic_load(&vm->sleeping)) syscall(SYS_futex, &vm->job, FUTEX_WAKE_PRIVATE, MAX_WORKERS, NULL, NULL, 0);
 }
 
@@ -243,8 +245,8 @@ void plow_configure(plow_vm *vm, uint64_t timeout_ns, uint32_t yield_after, uint
 
 uint64_t plow_scratch_bytes(const plow_packet *p) {
   switch (p->opcode) {
-    case OP_LINEAR:
-    case OP_QKV: return projection_scratch(p);
+    case OP_LINEAR: return linear_scratch(p);
+    case OP_QKV: return qkv_scratch(p);
     case OP_ATTENTION: return attention_scratch(p);
     case OP_SAMPLE: return sample_scratch(p);
     default: return 0;

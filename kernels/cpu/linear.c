@@ -29,30 +29,25 @@ static void finish(const output *o, uint16_t epilogue, const projection *j, cons
   }
 }
 
-size_t projection_scratch(const plow_packet *p) {
-  if (p->opcode == OP_LINEAR) return panel_scratch(p->dims[LINEAR_D_K]);
-  size_t heads = (size_t)TILE_ROWS * round_up(2 * (size_t)p->dims[QKV_D_HEAD_DIM] + 2 * UNIT_COLUMNS, LANES);
-  return panel_scratch(p->dims[QKV_D_K]) + heads * sizeof(float);
-}
+size_t linear_scratch(const plow_packet *p) { return block_scratch(p->dims[LINEAR_D_K]); }
 
 void op_linear(const plow_packet *p, const plow_ctx *c) {
   const uint32_t *d = p->dims;
-  uint32_t k = d[LINEAR_D_K];
-  const uint8_t *weight = operand(p, c, LINEAR_WEIGHT);
-  output o = {operand(p, c, LINEAR_Y), operand(p, c, LINEAR_BIAS), p->flags & FLAG_RESIDUAL ? operand(p, c, LINEAR_RESIDUAL) : NULL,
+  output o = {operand(p, c, LINEAR_Y), operand(p, c, LINEAR_BIAS), operand_if(p, c, FLAG_RESIDUAL, LINEAR_RESIDUAL),
               d[LINEAR_D_Y_STRIDE], d[LINEAR_D_RESIDUAL_STRIDE], d[LINEAR_D_N]};
   projection j = projection_of(operand(p, c, LINEAR_X), d[LINEAR_D_X_STRIDE],
-                               p->flags & FLAG_NORM ? operand(p, c, LINEAR_NORM_WEIGHT) : NULL, p->imms[LINEAR_I_EPS],
-                               p->flags & FLAG_BF16_DOT, rows_of(p, c), k);
+                               operand_if(p, c, FLAG_NORM, LINEAR_NORM_WEIGHT), p->imms[LINEAR_I_EPS],
+                               p->flags & FLAG_BF16_DOT, rows_of(p, c), d[LINEAR_D_K]);
   _Alignas(64) float sums[TILE_ROWS * UNIT_COLUMNS];
-  tile_t tiles[MAX_BLOCK_TILES];
-  for (uint32_t tile = 0; tile < j.tiles; tile += j.tiles_a_block) {
-    uint32_t n = min_u32(j.tiles_a_block, j.tiles - tile);
-    pack_tiles(&j, tile, tile + n, (float *)c->scratch, tiles);
-    for (uint32_t unit = d[LINEAR_D_UNIT0]; unit < d[LINEAR_D_UNIT1]; unit++)
-      for (uint32_t i = 0; i < n; i++) {
-        unit_sums(weight + unit * unit_bytes(k), tiles[i].panel, tiles[i].rows, k, j.dot, sums, UNIT_COLUMNS);
-        finish(&o, p->epilogue, &j, &tiles[i], unit, sums);
+  block_t b;
+  for (uint32_t first = 0; first < j.tiles; first += b.tiles) {
+    begin_block(&b, &j, operand(p, c, LINEAR_WEIGHT), first, c->scratch);
+    for (uint32_t unit = d[LINEAR_D_UNIT0]; unit < d[LINEAR_D_UNIT1]; unit++) {
+      begin_unit(&b, unit);
+      for (uint32_t i = 0; i < b.tiles; i++) {
+        tile_sums(&b, i, sums, UNIT_COLUMNS);
+        finish(&o, p->epilogue, &j, &b.tile[i], unit, sums);
       }
+    }
   }
 }

@@ -15,7 +15,8 @@ typedef void plow_op(const plow_packet *p, const plow_ctx *c);
 plow_op op_embed, op_norm, op_linear, op_qkv, op_rope, op_kv_append, op_attention, op_elementwise, op_select, op_sample;
 
 /* Scratch bytes of the operators that need some. */
-size_t projection_scratch(const plow_packet *p);
+size_t linear_scratch(const plow_packet *p);
+size_t qkv_scratch(const plow_packet *p);
 size_t attention_scratch(const plow_packet *p);
 size_t sample_scratch(const plow_packet *p);
 
@@ -34,6 +35,11 @@ INLINE size_t row_at(plow_rows rows, uint32_t i) { return rows.first + (size_t)i
 /* An operand's address, or NULL when the packet has none. */
 INLINE void *operand(const plow_packet *p, const plow_ctx *c, int index) {
   return p->operands[index] == NO_OPERAND ? NULL : c->arena + (size_t)p->operands[index] * ALIGN;
+}
+
+/* The operand if the flag that goes with it is set, else NULL. */
+INLINE void *operand_if(const plow_packet *p, const plow_ctx *c, int flag, int index) {
+  return p->flags & flag ? operand(p, c, index) : NULL;
 }
 
 INLINE size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }

@@ -75,7 +75,8 @@ static void *read_body(void *arg) {
 }
 
 /* Bytes per second that `threads` threads read together, best of `repeats`. data: aligned to 64. */
-EXPORT double plow_probe_read(const uint8_t *data, uint64_t bytes, const int32_t *cpus, uint32_t threads, uint32_t repeats) {
+EXPORT double plow_probe_read(const uint8_t *data, uint64_t bytes, const int32_t *cpus, uint32_t threads,
+                              uint32_t repeats) {
   probe_t probes[MAX_WORKERS] = {0};
   double best = 0;
   uint64_t share = bytes / (threads ? threads : 1) & ~(uint64_t)255;
@@ -122,7 +123,8 @@ static double peak(void *(*body)(void *), double flops, const int32_t *cpus, uin
   probe_t probes[MAX_WORKERS] = {0};
   double best = 0;
   for (uint32_t r = 0; r < repeats; r++) {
-    for (uint32_t i = 0; i < threads && i < MAX_WORKERS; i++) probes[i] = (probe_t){.rounds = PEAK_ROUNDS, .cpu = cpus[i]};
+    for (uint32_t i = 0; i < threads && i < MAX_WORKERS; i++)
+      probes[i] = (probe_t){.rounds = PEAK_ROUNDS, .cpu = cpus[i]};
     double seconds = run_all(body, probes, threads);
     if (seconds > 0 && flops * PEAK_ROUNDS * threads / seconds > best) best = flops * PEAK_ROUNDS * threads / seconds;
   }
@@ -166,13 +168,15 @@ static void *barrier_body(void *arg) {
   return NULL;
 }
 
-static double best_round(void *(*body)(void *), uint32_t apart, const int32_t *cpus, uint32_t repeats, uint32_t rounds) {
+static double best_round(void *(*body)(void *), bool apart, const int32_t *cpus, uint32_t repeats, uint32_t rounds) {
   double best = 0;
   for (uint32_t r = 0; r < repeats; r++) {
     plow_counter counters[2] = {0};
     probe_t probes[2];
-    for (uint32_t i = 0; i < 2; i++)
-      probes[i] = (probe_t){.mine = &counters[apart ? i : 0], .theirs = &counters[apart ? 1 - i : 0], .rounds = rounds, .cpu = cpus[i]};
+    for (uint32_t i = 0; i < 2; i++) {
+      plow_counter *mine = &counters[apart ? i : 0], *theirs = &counters[apart ? 1 - i : 0];
+      probes[i] = (probe_t){.mine = mine, .theirs = theirs, .rounds = rounds, .cpu = cpus[i]};
+    }
     double seconds = run_all(body, probes, 2) / rounds;
     if (best == 0 || seconds < best) best = seconds;
   }
@@ -181,8 +185,8 @@ static double best_round(void *(*body)(void *), uint32_t apart, const int32_t *c
 
 /* Seconds from a signal on one CPU until another has seen it (half a round trip), and of one barrier of two workers. */
 EXPORT double plow_probe_hop(const int32_t *cpus, uint32_t repeats, uint32_t rounds) {
-  return best_round(hop_body, 1, cpus, repeats, rounds) / 2;
+  return best_round(hop_body, true, cpus, repeats, rounds) / 2;
 }
 EXPORT double plow_probe_barrier(const int32_t *cpus, uint32_t repeats, uint32_t rounds) {
-  return best_round(barrier_body, 0, cpus, repeats, rounds);
+  return best_round(barrier_body, false, cpus, repeats, rounds);
 }

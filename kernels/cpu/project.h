@@ -32,10 +32,29 @@ INLINE uint32_t tile_start(const projection *j, uint32_t tile) {
 /* A tile ready for the unit kernels. */
 typedef struct { const float *panel; uint32_t first, rows; } tile_t;
 
-/* Panels of tiles tile0..tile1 in `memory`; returns the number of tiles written to out. */
-void pack_tiles(const projection *j, uint32_t tile0, uint32_t tile1, float *memory, tile_t *out);
+/* A block of tiles and the weights that it meets, unit by unit. */
+#define MAX_BLOCK_TILES 64
+typedef struct {
+  const projection *j;
+  const uint8_t *weight;
+  float *widened; /* f32 [k][32] of the current unit, or NULL: few tiles, the dot class, k too large */
+  uint32_t unit, tiles;
+  tile_t tile[MAX_BLOCK_TILES];
+} block_t;
 
 #define PANEL_BYTES (512 * 1024)
-#define MAX_BLOCK_TILES 64
-size_t panel_scratch(uint32_t k);
+uint32_t block_tiles(uint32_t k); /* tiles of the largest block */
+size_t block_scratch(uint32_t k);
+
+/* Pack the block that begins at tile `first`; memory: block_scratch(k) bytes. */
+void begin_block(block_t *b, const projection *j, const uint8_t *weight, uint32_t first, uint8_t *memory);
+/* Make a unit the current one. */
+void begin_unit(block_t *b, uint32_t unit);
+/* Sums of the current unit for a tile: f32 [rows][stride], 32 columns of each row. */
+INLINE void tile_sums(const block_t *b, uint32_t tile, float *sums, size_t stride) {
+  const tile_t *t = &b->tile[tile];
+  const uint8_t *unit = b->weight + b->unit * unit_bytes(b->j->k);
+  if (b->widened) unit_sums_widened(b->widened, unit + unit_bytes(b->j->k), t->panel, t->rows, b->j->k, sums, stride);
+  else unit_sums(unit, t->panel, t->rows, b->j->k, b->j->dot, sums, stride);
+}
 #endif

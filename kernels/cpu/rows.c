@@ -1,5 +1,6 @@
 /* Operators that work row by row: EMBED, NORM, ROPE, KV_APPEND, ELEMENTWISE, SELECT. */
 #include "heads.h"
+#include "unit.h"
 
 /* y[t] = table[token] * scale. In unit layout a row is one 4-byte word in every 128-byte step of its unit. */
 void op_embed(const plow_packet *p, const plow_ctx *c) {
@@ -9,7 +10,8 @@ void op_embed(const plow_packet *p, const plow_ctx *c) {
   for (uint32_t i = 0; i < rows.count; i++) {
     size_t row = row_at(rows, i);
     uint32_t token = (uint32_t)c->step->tokens[row], lane = token % UNIT_ROWS;
-    const uint8_t *word = (const uint8_t *)operand(p, c, EMBED_TABLE) + (size_t)(token / UNIT_ROWS) * width * UNIT_ROWS * 2 + lane * 4;
+    const uint8_t *unit = (const uint8_t *)operand(p, c, EMBED_TABLE) + (size_t)(token / UNIT_ROWS) * unit_bytes(width);
+    const uint8_t *word = unit + lane * 4;
     float *y = (float *)operand(p, c, EMBED_Y) + row * d[EMBED_D_Y_STRIDE];
     for (uint32_t k = 0; k < width; k += 2, word += 4 * UNIT_ROWS) {
       uint32_t pair, even, odd;
@@ -24,7 +26,7 @@ void op_embed(const plow_packet *p, const plow_ctx *c) {
 void op_norm(const plow_packet *p, const plow_ctx *c) {
   const uint32_t *d = p->dims;
   uint32_t width = d[NORM_D_WIDTH], group = d[NORM_D_GROUP];
-  const float *weight = operand(p, c, NORM_WEIGHT), *residual = p->flags & FLAG_RESIDUAL ? operand(p, c, NORM_RESIDUAL) : NULL;
+  const float *weight = operand(p, c, NORM_WEIGHT), *residual = operand_if(p, c, FLAG_RESIDUAL, NORM_RESIDUAL);
   plow_rows rows = rows_of(p, c);
   for (uint32_t i = 0; i < rows.count; i++) {
     size_t row = row_at(rows, i);
@@ -41,7 +43,7 @@ void op_norm(const plow_packet *p, const plow_ctx *c) {
 void op_rope(const plow_packet *p, const plow_ctx *c) {
   const uint32_t *d = p->dims;
   uint32_t head_dim = d[ROPE_D_HEAD_DIM], rotary_dim = d[ROPE_D_ROTARY_DIM];
-  const float *norm = p->flags & FLAG_NORM ? operand(p, c, ROPE_NORM_WEIGHT) : NULL;
+  const float *norm = operand_if(p, c, FLAG_NORM, ROPE_NORM_WEIGHT);
   plow_rows rows = rows_of(p, c);
   for (uint32_t i = 0; i < rows.count; i++) {
     size_t row = row_at(rows, i);

@@ -4,17 +4,28 @@
 #include "op.h"
 
 #define GOLDEN 0x9e3779b97f4a7c15u
-#define BINS 256       /* candidates by distance to the largest logit; only bins that are reached get sorted */
-#define BIN_WIDTH 0.25 /* in units of the temperature */
+#define BINS 256
+#define BIN_WIDTH 0.125 /* of distance; the last bin takes all that is farther than BINS * BIN_WIDTH */
+#define NEAR 12.0       /* a draw looks at candidates up to this distance first: p > 6e-6 of the largest */
 
+/* distance: (largest logit - logit) / temperature; p = exp(-distance). */
 typedef struct { double p; float logit; uint32_t token; } candidate;
 
 typedef struct {
   const float *logits;
   uint32_t vocab, top_k;
-  double temperature, top_p, min_p;
+  double temperature, rate, top_p, min_p; /* rate: 1 / temperature */
   double u; /* in [0, 1) */
+  float largest;
 } draw;
+
+/* Candidates in bins of rising distance; a bin is sorted only when the order inside it decides something. */
+typedef struct {
+  candidate *c;             /* bin b: c[start[b]] .. c[start[b + 1]] */
+  uint32_t start[BINS + 1];
+  double mass[BINS];        /* sum of p */
+  bool sorted[BINS];
+} ranking;
 
 size_t sample_scratch(const plow_packet *p) {
   return p->dims[SAMPLE_D_VOCAB] * sizeof(candidate);
@@ -22,7 +33,7 @@ size_t sample_scratch(const plow_packet *p) {
 
 /* ---- greedy ---- */
 
-/* Lowest index of the largest logit. Lanes keep their first maximum; equal maxima of two lanes go to the lower index. */
+/* Lowest index of the largest logit. A lane keeps its first maximum; of equal lanes the lower index wins. */
 static uint32_t argmax(const float *x, uint32_t n) {
   vf best = vf_set1(-INFINITY), best_k = vf_zero();
   for (uint32_t k = 0; k < n; k += LANES) {
@@ -50,9 +61,69 @@ static double uniform(uint64_t seed, uint32_t position) {
   return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
 }
 
+/* exp(-distance) to 2 ulp, 0 from 700 on: the loop over a vocabulary of it becomes vector code. Taylor series after
+ * range reduction to |r| <= ln(2) / 2. */
+INLINE double decay(double distance) {
+  const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it leaves round(x) in the low bits */
+  double x = distance < 700.0 ? -distance : -700.0, t = x * 1.4426950408889634 + magic, n = t - magic;
+  double r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
+  double p = 1.0 / 479001600;
+  p = p * r + 1.0 / 39916800, p = p * r + 1.0 / 3628800, p = p * r + 1.0 / 362880, p = p * r + 1.0 / 40320;
+  p = p * r + 1.0 / 5040, p = p * r + 1.0 / 720, p = p * r + 1.0 / 120, p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6, p = p * r + 0.5, p = p * r + 1.0, p = p * r + 1.0;
+  uint64_t bits, exponent;
+  memcpy(&bits, &p, sizeof bits), memcpy(&exponent, &t, sizeof exponent);
+  bits += exponent << 52;
+  memcpy(&p, &bits, sizeof p);
+  return distance < 700.0 ? p : 0.0;
+}
+
+INLINE double distance_of(const draw *d, uint32_t token) {
+  return ((double)d->largest - (double)d->logits[token]) * d->rate;
+}
+
+/* Sum of p over the vocabulary, in sixteen partial sums. */
+static double total_mass(const draw *d) {
+  double sum[LANES] = {0}, total = 0;
+  uint32_t i = 0;
+  for (; i + LANES <= d->vocab; i += LANES)
+    for (uint32_t j = 0; j < LANES; j++) sum[j] += decay(distance_of(d, i + j));
+  for (; i < d->vocab; i++) sum[i % LANES] += decay(distance_of(d, i));
+  for (uint32_t j = 0; j < LANES; j++) total += sum[j];
+  return total;
+}
+
 static uint32_t bin_of(double distance) {
   double bin = distance / BIN_WIDTH;
   return bin < BINS - 1 ? (uint32_t)bin : BINS - 1;
+}
+
+/* True when none of 16 logits reaches `least`: most of a vocabulary is skipped by this. */
+INLINE bool all_below(const float *logits, float least) {
+  uint32_t reached = 0;
+  for (int j = 0; j < LANES; j++) reached |= !(logits[j] < least);
+  return !reached;
+}
+
+/* Rank all candidates whose logit is at least `least` (-INFINITY: all). */
+static void rank(const draw *d, float least, ranking *r) {
+  uint32_t next[BINS];
+  memset(r->start, 0, sizeof r->start), memset(r->mass, 0, sizeof r->mass), memset(r->sorted, 0, sizeof r->sorted);
+  for (int pass = 0; pass < 2; pass++) { /* count, then place */
+    for (uint32_t i = 0; i < d->vocab; i++) {
+      if (i % LANES == 0)
+        while (i + LANES <= d->vocab && all_below(d->logits + i, least)) i += LANES;
+      if (i >= d->vocab || d->logits[i] < least) continue;
+      double distance = distance_of(d, i);
+      uint32_t b = bin_of(distance);
+      if (pass == 0) r->start[b + 1]++;
+      else {
+        double p = decay(distance);
+        r->c[next[b]++] = (candidate){p, d->logits[i], i}, r->mass[b] += p;
+      }
+    }
+    for (uint32_t b = 0; pass == 0 && b < BINS; b++) next[b] = r->start[b], r->start[b + 1] += r->start[b];
+  }
 }
 
 /* Descending logits, equals by token. */
@@ -62,47 +133,61 @@ static int by_rank(const void *x, const void *y) {
   return a->token < b->token ? -1 : 1;
 }
 
-/* Candidates grouped by bin (bin b is start[b]..start[b + 1]), p = exp((logit - largest) / temperature); returns the
- * sum of all p. */
-static double group(const draw *d, float largest, candidate *out, uint32_t start[BINS + 1]) {
-  uint32_t count[BINS] = {0}, next[BINS];
-  double total = 0;
-  for (uint32_t i = 0; i < d->vocab; i++) count[bin_of(((double)largest - d->logits[i]) / d->temperature)]++;
-  start[0] = 0;
-  for (uint32_t b = 0; b < BINS; b++) next[b] = start[b], start[b + 1] = start[b] + count[b];
-  for (uint32_t i = 0; i < d->vocab; i++) {
-    double distance = ((double)largest - d->logits[i]) / d->temperature, p = exp(-distance);
-    total += p;
-    out[next[bin_of(distance)]++] = (candidate){p, d->logits[i], i};
-  }
-  return total;
+typedef struct {
+  uint32_t kept, last; /* number of candidates kept, token of the last one */
+  double sum;          /* of their p */
+  bool ended;          /* by a cut or by `enough`, not by the end of the ranking */
+} prefix;
+
+/* True when the whole bin is kept and does not reach `enough`: then its order does not matter. */
+static bool takes_whole(const draw *d, const ranking *r, uint32_t b, const prefix *f, double total, double enough) {
+  uint32_t n = r->start[b + 1] - r->start[b];
+  double sum = f->sum + r->mass[b];
+  if (b == BINS - 1 || sum * (1 + 1e-12) >= enough) return false;
+  if (d->top_k && f->kept + n >= d->top_k) return false;
+  if (d->top_p < 1 && sum * (1 + 1e-12) >= d->top_p * total) return false;
+  return decay((b + 1) * BIN_WIDTH) > d->min_p;
 }
 
-/* Walks the candidates in descending order while the cuts keep them, sorting a bin when it is entered. Stops at
- * `enough` (sum of p); returns the number kept, *sum their p. */
-static uint32_t walk(const draw *d, candidate *c, const uint32_t start[BINS + 1], uint32_t *sorted_bins, double total,
-                     double enough, double *sum) {
-  uint32_t kept = 0;
-  *sum = 0;
+/* Candidates in descending order while the cuts keep them, up to the first whose cumulative p exceeds `enough`. */
+static prefix walk(const draw *d, ranking *r, double total, double enough) {
+  prefix f = {0};
   for (uint32_t b = 0; b < BINS; b++) {
-    if (b >= *sorted_bins) qsort(c + start[b], start[b + 1] - start[b], sizeof *c, by_rank), *sorted_bins = b + 1;
-    for (uint32_t i = start[b]; i < start[b + 1]; i++) {
-      bool cut = (d->top_k && kept >= d->top_k) || (kept && d->top_p < 1 && *sum / total >= d->top_p) || c[i].p < d->min_p;
-      if (cut || *sum > enough) return kept;
-      *sum += c[i].p, kept++;
+    candidate *c = r->c + r->start[b];
+    uint32_t n = r->start[b + 1] - r->start[b];
+    if (n && takes_whole(d, r, b, &f, total, enough)) {
+      f.kept += n, f.sum += r->mass[b], f.last = c[n - 1].token;
+      continue;
+    }
+    if (!r->sorted[b]) qsort(c, n, sizeof *c, by_rank), r->sorted[b] = true;
+    for (uint32_t i = 0; i < n; i++) {
+      bool full = d->top_k && f.kept >= d->top_k, enough_p = f.kept && d->top_p < 1 && f.sum >= d->top_p * total;
+      bool cut = full || enough_p || c[i].p < d->min_p;
+      if (cut || f.sum > enough) {
+        f.ended = true;
+        return f;
+      }
+      f.kept++, f.sum += c[i].p, f.last = c[i].token;
     }
   }
-  return kept;
+  f.ended = f.sum > enough;
+  return f;
 }
 
-static uint32_t draw_token(const draw *d, candidate *c) {
-  uint32_t start[BINS + 1], sorted_bins = 0;
-  double sum, total = group(d, d->logits[argmax(d->logits, d->vocab)], c, start);
+static uint32_t draw_token(draw *d, candidate *memory) {
+  d->largest = d->logits[argmax(d->logits, d->vocab)], d->rate = 1.0 / d->temperature;
   bool all = !d->top_k && d->top_p >= 1 && d->min_p <= 0;
-  if (all) sum = total;
-  else walk(d, c, start, &sorted_bins, total, INFINITY, &sum);
-  uint32_t kept = walk(d, c, start, &sorted_bins, total, d->u * sum, &sum);
-  return c[kept - 1].token; /* the first whose cumulative p exceeds u * sum, or the last one kept */
+  double total = all || d->top_p < 1 ? total_mass(d) : 0;
+  ranking r = {.c = memory};
+  prefix f;
+  for (int near = 1; near >= 0; near--) {
+    rank(d, near ? d->largest - (float)(NEAR * d->temperature) : -INFINITY, &r);
+    f = all ? (prefix){.sum = total, .ended = true} : walk(d, &r, total, INFINITY);
+    if (near && !f.ended) continue;
+    f = walk(d, &r, total, d->u * f.sum); /* the first whose cumulative p exceeds it, or the last one kept */
+    if (f.ended) break;
+  }
+  return f.last;
 }
 
 void op_sample(const plow_packet *p, const plow_ctx *c) {
@@ -112,8 +197,9 @@ void op_sample(const plow_packet *p, const plow_ctx *c) {
     size_t sample = row_at(rows, i);
     int32_t row = s->sample_rows[sample];
     const float *logits = (const float *)operand(p, c, SAMPLE_LOGITS) + sample * p->dims[SAMPLE_D_LOGITS_STRIDE];
-    draw d = {logits, p->dims[SAMPLE_D_VOCAB], (uint32_t)s->top_k[sample], (double)s->temperature[sample],
-              (double)s->top_p[sample], (double)s->min_p[sample], uniform(s->seed[sample], (uint32_t)s->positions[row])};
+    draw d = {.logits = logits, .vocab = p->dims[SAMPLE_D_VOCAB], .temperature = (double)s->temperature[sample]};
+    d.top_k = (uint32_t)s->top_k[sample], d.top_p = (double)s->top_p[sample], d.min_p = (double)s->min_p[sample];
+    d.u = uniform(s->seed[sample], (uint32_t)s->positions[row]);
     uint32_t token = d.temperature == 0 ? argmax(logits, d.vocab) : draw_token(&d, (candidate *)c->scratch);
     s->picked[(size_t)c->step_index * s->n_samples + sample] = (int32_t)token;
     if (s->advance) s->tokens[row] = (int32_t)token, s->positions[row]++;

@@ -28,6 +28,10 @@
 #error "define PLOW_SIMD_AVX512, PLOW_SIMD_AVX2 or PLOW_SIMD_PORTABLE (plow/runtime/build_cpu.py does)"
 #endif
 
+#ifndef MATH
+#define MATH INLINE
+#endif
+
 /* Reductions: lanes i and i + 8 first, then i + 4, i + 2, i + 1. */
 INLINE float vf_sum(vf v) {
   float x[LANES];
@@ -55,7 +59,7 @@ INLINE vf vf_keep(vf v, int from, int to, float fill) {
 
 /* exp(x) to 1.5 ulp; 0 where it would be subnormal, infinity above 88.3; a NaN stays one.
  * Range reduction and polynomial: Cephes expf (S. Moshier). */
-INLINE vf vf_exp(vf x) {
+MATH vf vf_exp(vf x) {
   const float round_magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, ties to even */
   vf y = vf_max(vf_set1(-88.0f), vf_min(vf_set1(88.3762626647949f), x)); /* this operand order keeps a NaN */
   vf n = vf_sub(vf_add(vf_mul(y, vf_set1(1.44269504088896341f)), vf_set1(round_magic)), vf_set1(round_magic));
@@ -73,8 +77,23 @@ INLINE vf vf_exp(vf x) {
   return vf_select_lt(x, vf_set1(-87.3365447504f), vf_zero(), p);
 }
 
+/* 2^x to 2 ulp for x up to 127; 0 below -126; a NaN stays one. Polynomial: Cephes exp2f. */
+MATH vf vf_exp2(vf x) {
+  const float round_magic = 12582912.0f;
+  vf y = vf_max(vf_set1(-126.0f), x);
+  vf n = vf_sub(vf_add(y, vf_set1(round_magic)), vf_set1(round_magic)), r = vf_sub(y, n);
+  vf p = vf_set1(1.535336188319500e-4f);
+  p = vf_fma(p, r, vf_set1(1.339887440266574e-3f));
+  p = vf_fma(p, r, vf_set1(9.618437357674640e-3f));
+  p = vf_fma(p, r, vf_set1(5.550332471162809e-2f));
+  p = vf_fma(p, r, vf_set1(2.402264791363012e-1f));
+  p = vf_fma(p, r, vf_set1(6.931472028550421e-1f));
+  p = vf_fma(p, r, vf_set1(1.0f));
+  return vf_select_lt(x, vf_set1(-126.0f), vf_zero(), vf_ldexp(p, n));
+}
+
 /* tanh(x) to 2 ulp: a polynomial near 0 (Cephes tanhf), 1 - 2 / (exp(2|x|) + 1) elsewhere. */
-INLINE vf vf_tanh(vf x) {
+MATH vf vf_tanh(vf x) {
   vf a = vf_abs(x), z = vf_mul(x, x);
   vf p = vf_set1(-5.70498872745e-3f);
   p = vf_fma(p, z, vf_set1(2.06390887954e-2f));
@@ -87,17 +106,17 @@ INLINE vf vf_tanh(vf x) {
   return vf_select_lt(a, vf_set1(0.625f), small, vf_copysign(large, x));
 }
 
-INLINE vf vf_silu(vf x) {
+MATH vf vf_silu(vf x) {
   return vf_div(x, vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_zero(), x))));
 }
 
 /* 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): no cancellation for negative x. */
-INLINE vf vf_gelu_tanh(vf x) {
+MATH vf vf_gelu_tanh(vf x) {
   vf u = vf_mul(vf_fma(vf_mul(vf_mul(x, x), vf_set1(0.044715f)), x, x), vf_set1(-2.0f * 0.7978845608028654f));
   return vf_div(x, vf_add(vf_set1(1.0f), vf_exp(u)));
 }
 
-INLINE vf vf_softcap(vf x, vf cap) {
+MATH vf vf_softcap(vf x, vf cap) {
   return vf_mul(vf_tanh(vf_div(x, cap)), cap);
 }
 

@@ -6,9 +6,11 @@
 #define SIMD_NAME "portable"
 #define TILE_ROWS 4
 #define TILE_SPLIT 2
+#define WIDEN_TILES 6
 #define SCORE_VECTORS 4
 #define VALUE_VECTORS 2
 #define VALUE_ROWS 2
+#define MATH static __attribute__((noinline, unused)) /* sixteen fmaf calls an operation: one copy will do */
 
 typedef struct { float x[LANES]; } vf;
 #define EACH for (int i = 0; i < LANES; i++)
@@ -36,8 +38,9 @@ INLINE vf vf_mul(vf a, vf b) { MAP(a.x[i] * b.x[i]); }
 INLINE vf vf_div(vf a, vf b) { MAP(a.x[i] / b.x[i]); }
 INLINE vf vf_max(vf a, vf b) { MAP(a.x[i] > b.x[i] ? a.x[i] : b.x[i]); }
 INLINE vf vf_min(vf a, vf b) { MAP(a.x[i] < b.x[i] ? a.x[i] : b.x[i]); }
-/* a * b + c and c - a * b, rounded once */
+/* a * b + c, a * b - c and c - a * b, rounded once */
 INLINE vf vf_fma(vf a, vf b, vf c) { MAP(fmaf(a.x[i], b.x[i], c.x[i])); }
+INLINE vf vf_fms(vf a, vf b, vf c) { MAP(fmaf(a.x[i], b.x[i], -c.x[i])); }
 INLINE vf vf_fnma(vf a, vf b, vf c) { MAP(fmaf(-a.x[i], b.x[i], c.x[i])); }
 /* a < b ? x : y */
 INLINE vf vf_select_lt(vf a, vf b, vf x, vf y) { MAP(a.x[i] < b.x[i] ? x.x[i] : y.x[i]); }

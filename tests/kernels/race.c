@@ -13,7 +13,8 @@ void op_linear(const plow_packet *p, const plow_ctx *c) { (void)p, (void)c; }
 void op_qkv(const plow_packet *p, const plow_ctx *c) { (void)p, (void)c; }
 void op_attention(const plow_packet *p, const plow_ctx *c) { (void)p, (void)c; }
 void op_sample(const plow_packet *p, const plow_ctx *c) { (void)p, (void)c; }
-size_t projection_scratch(const plow_packet *p) { return (void)p, 0; }
+size_t linear_scratch(const plow_packet *p) { return (void)p, 0; }
+size_t qkv_scratch(const plow_packet *p) { return (void)p, 0; }
 size_t attention_scratch(const plow_packet *p) { return (void)p, 0; }
 size_t sample_scratch(const plow_packet *p) { return (void)p, 0; }
 
