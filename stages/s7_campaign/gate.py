@@ -31,7 +31,7 @@ LONG = (
     "then checks the meaning of every name, and only then chooses instructions for the machine. Good compilers "
     "explain their errors."
 )
-CACHE_ALLOWANCE = 2.0
+CACHE_ALLOWANCE = 1.6
 """A step may seem to read faster than memory when caches keep part of the weights between steps, or when the machine
 changes mode between probe and decode (26 to 59 GB/s were probed within an hour); above this the work was not done."""
 
