@@ -14,6 +14,7 @@ from typing import Any
 
 from plow import __version__, hw
 from plow.checkpoint import Checkpoint
+from plow.checkpoint.jsonfile import read_json
 from plow.errors import BundleError, ConfigError
 from plow.graph import Graph, verify
 from plow.hw.machine import Machine
@@ -21,30 +22,29 @@ from plow.models import build, check_weights
 from plow.packet import container
 from plow.packet.abi import ABI_VERSION, KV_BLOCK, UNIT_ROWS
 from plow.rewrite import Rewritten, rewrite
-from plow.runtime.build_cpu import build as build_interpreter
-from plow.schedule.arena import KvSegment, WeightSegment, align, place_activations
-from plow.schedule.program import Layout, build_program
+from plow.runtime import build_cpu, build_cuda
+from plow.schedule.arena import WeightSegment, weight_bytes
+from plow.schedule.laid import Laid
+from plow.schedule.program import lay_units
+from plow.schedule.stream import lay_stream
 from plow.schedule.weights import write_image
-from plow.tiles.forms import Form, Lowering, sample_form
 
-TARGETS = ("cpu",)
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MAX_DEFAULT_WORKERS = 16
-PROMPT_ROWS = 16
-"""Programs with at least this many rows may use bf16 dot products (prompt_math "bf16")."""
 Progress = Callable[[str], None]
 
 
 @dataclass
 class Options:
-    """What a user chooses. max_ctx: positions a sequence; max_batch: sequences; workers: 0 = this process's cores."""
+    """What a user chooses. max_ctx: positions a sequence; max_batch: sequences; rows, workers, machine: empty = the
+    target's."""
 
     target: str = "cpu"
     max_ctx: int = 2048
     max_batch: int = 8
-    rows: tuple[int, ...] = ROW_BUCKETS
+    rows: tuple[int, ...] = ()
     workers: int = 0
-    machine: str = "cpu"
+    machine: str = ""
     prompt_math: str = "fp32"
     disabled_rules: tuple[str, ...] = ()
     round_weights: bool = False
@@ -62,35 +62,40 @@ class Compiled:
     machine: Machine
     packets: container.PacketFile
     weights: WeightSegment
-    forms: list[Form]
 
 
 def lower(graph: Graph, options: Options, valid_vocab: int) -> Compiled:
     """Graph -> programs. Raises LoweringError, GraphError or ConfigError."""
+    target = _target(options)
     _check(options, graph)
-    machine = hw.load(options.machine)
-    workers = options.workers or local_workers()
-    disabled = frozenset(options.disabled_rules) | _unavailable(graph)
+    machine = hw.load(options.machine or target.machine)
+    rows = options.rows or target.rows
+    workers = options.workers or target.workers(machine)
+    disabled = frozenset(options.disabled_rules) | target.unavailable(graph)
     rewritten = rewrite(graph, machine, {"T": 1, "S": 1, "C": min(512, options.max_ctx)}, disabled=disabled)
     fused = verify(rewritten.graph)
     blocks_per_seq = -(-options.max_ctx // KV_BLOCK)
-    layout = Layout(WeightSegment(), 0, KvSegment(), 0, options.max_batch * blocks_per_seq)
-    plans = {rows: _forms(fused, valid_vocab, options, rows) for rows in options.rows}
-    for forms in plans.values():
-        layout.weights.place(fused, forms, options.max_ctx)
-    layout.activations_start = align(layout.weights.bytes)
-    samples = {rows: min(rows, options.max_batch) for rows in options.rows}
-    placements = {rows: place_activations(fused, forms, rows, samples[rows]) for rows, forms in plans.items()}
-    layout.kv_start = align(layout.activations_start + max(p.bytes for p in placements.values()))
-    layout.kv.place(graph.meta["caches"], layout.num_kv_blocks)
-    programs = [
-        build_program(fused, forms, placements[rows], layout, rows, samples[rows], workers)
-        for rows, forms in plans.items()
-    ]
-    header = _header(options, graph, layout, workers, next(iter(plans.values())), valid_vocab, blocks_per_seq)
-    return Compiled(
-        fused, rewritten, machine, container.PacketFile(header, programs), layout.weights, next(iter(plans.values()))
-    )
+    blocks = options.max_batch * blocks_per_seq
+    laid = target.lay(fused, options, rows, workers, blocks, valid_vocab)
+    header = {
+        "target": options.target,
+        "workers": workers,
+        "nodes": laid.nodes,
+        "arena": {"bytes": laid.bytes, "segments": {k: list(v) for k, v in laid.segments.items()}},
+        "limits": {
+            "max_ctx": options.max_ctx,
+            "max_slots": options.max_batch,
+            "max_rows": max(rows),
+            "max_samples": min(max(rows), options.max_batch),
+            "num_kv_blocks": blocks,
+            "kv_block": KV_BLOCK,
+            "blocks_per_seq": blocks_per_seq,
+            "vocab_size": valid_vocab,
+            "num_layers": graph.meta["num_layers"],
+        },
+        **laid.header,
+    }
+    return Compiled(fused, rewritten, machine, container.PacketFile(header, laid.programs), laid.weights)
 
 
 def local_workers() -> int:
@@ -98,9 +103,27 @@ def local_workers() -> int:
     return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_WORKERS)
 
 
-def _check(options: Options, graph: Graph) -> None:
+@dataclass(frozen=True)
+class Target:
+    """What a target decides. machine: name of its hardware spec; rows: default row buckets; workers: of a machine;
+    unavailable: rules whose fused operator has no packet form for a graph's dimensions; lay: the scheduler;
+    interpreter: builds the program that runs the packets into a bundle and returns its manifest entry."""
+
+    machine: str
+    rows: tuple[int, ...]
+    workers: Callable[[Machine], int]
+    unavailable: Callable[[Graph], frozenset[str]]
+    lay: Callable[[Graph, Options, tuple[int, ...], int, int, int], Laid]
+    interpreter: Callable[..., dict[str, Any]]
+
+
+def _target(options: Options) -> Target:
     if options.target not in TARGETS:
         raise ConfigError(f"unknown target {options.target!r}", "--gpu", f"known: {', '.join(TARGETS)}")
+    return TARGETS[options.target]
+
+
+def _check(options: Options, graph: Graph) -> None:
     longest = graph.meta["max_position_embeddings"]
     if not 1 <= options.max_ctx <= longest:
         raise ConfigError(
@@ -112,8 +135,8 @@ def _check(options: Options, graph: Graph) -> None:
         raise ConfigError(f"prompt math {options.prompt_math!r} is unknown", "--prompt-math", "fp32 or bf16")
 
 
-def _unavailable(graph: Graph) -> frozenset[str]:
-    """Rules whose fused operator has no packet form for this model's dimensions."""
+def _unavailable_units(graph: Graph) -> frozenset[str]:
+    """qkv packets need heads of whole weight units."""
     from plow.rewrite import RULES
 
     if graph.meta["head_dim"] % UNIT_ROWS == 0:
@@ -121,38 +144,20 @@ def _unavailable(graph: Graph) -> frozenset[str]:
     return frozenset(name for name in RULES if name.startswith("qkv"))
 
 
-def _forms(graph: Graph, valid_vocab: int, options: Options, rows: int) -> list[Form]:
-    lowering = Lowering(graph, bf16_dot=options.prompt_math == "bf16" and rows >= PROMPT_ROWS)
-    return [*(lowering.form(n) for n in graph.nodes), sample_form(lowering, graph.outputs[0], valid_vocab)]
+def _lay_units(graph: Graph, o: Options, rows: tuple[int, ...], workers: int, blocks: int, valid_vocab: int) -> Laid:
+    return lay_units(graph, rows, workers, o.max_ctx, o.max_batch, blocks, valid_vocab, o.prompt_math == "bf16")
 
 
-def _header(
-    o: Options, graph: Graph, layout: Layout, workers: int, forms: list[Form], valid_vocab: int, blocks_per_seq: int
-) -> dict[str, Any]:
-    return {
-        "target": o.target,
-        "workers": workers,
-        "nodes": [f.node.name for f in forms],
-        "arena": {
-            "bytes": layout.kv_start + layout.kv.bytes,
-            "segments": {
-                "weights": [0, layout.weights.bytes],
-                "activations": [layout.activations_start, layout.kv_start - layout.activations_start],
-                "kv": [layout.kv_start, layout.kv.bytes],
-            },
-        },
-        "limits": {
-            "max_ctx": o.max_ctx,
-            "max_slots": o.max_batch,
-            "max_rows": max(o.rows),
-            "max_samples": min(max(o.rows), o.max_batch),
-            "num_kv_blocks": layout.num_kv_blocks,
-            "kv_block": KV_BLOCK,
-            "blocks_per_seq": blocks_per_seq,
-            "vocab_size": valid_vocab,
-            "num_layers": graph.meta["num_layers"],
-        },
-    }
+def _lay_stream(graph: Graph, o: Options, rows: tuple[int, ...], workers: int, blocks: int, valid_vocab: int) -> Laid:
+    return lay_stream(graph, rows, workers, o.max_ctx, o.max_batch, blocks, valid_vocab)
+
+
+TARGETS = {
+    "cpu": Target("cpu", ROW_BUCKETS, lambda machine: local_workers(), _unavailable_units, _lay_units, build_cpu.build),
+    "h200": Target(
+        "h200", (1, 2, 4, 8), lambda machine: machine.workers, lambda graph: frozenset(), _lay_stream, build_cuda.build
+    ),
+}
 
 
 def compile_checkpoint(
@@ -167,21 +172,65 @@ def compile_checkpoint(
     ck = Checkpoint.open(checkpoint)
     graph = build(ck.config)
     check_weights(graph, ck, round_weights=options.round_weights)
+    compiled = _lower(graph, options, _valid_vocab(ck, graph), progress)
+
+    def fill(staging: Path) -> dict[str, Any]:
+        write_image(staging / "weights.bin", compiled.weights, ck.tensor, options.max_ctx)
+        progress(f"weights: {compiled.weights.bytes / 1e6:.0f} MB packed")
+        for f in [*ck.tokenizer_files, ck.path / "config.json"]:
+            shutil.copy(f, staging / f.name)
+        image = {"file": "weights.bin", "sha256": file_sha256(staging / "weights.bin"), "bytes": compiled.weights.bytes}
+        return {
+            "checkpoint": {"name": ck.path.name, "digest": ck.digest()},
+            "weights": image,
+            "eos_token_ids": list(ck.generation.eos_token_ids),
+        }
+
+    return _write(Path(out), graph, compiled, options, fill, start, progress)
+
+
+SYNTHETIC_SCALE = 0.02
+"""Standard deviation of drawn weights: never zeros, which some machines multiply faster."""
+
+
+def compile_config(
+    config: str | Path, out: str | Path, options: Options, seed: int, progress: Progress = lambda line: None
+) -> dict[str, Any]:
+    """A *shape bundle* from a config.json alone, for benchmarks: its weights are drawn on the device when it is loaded,
+    so it has no text to serve. Returns the manifest; raises as `compile_checkpoint`."""
+    start = time.perf_counter()
+    graph = build(read_json(Path(config)))
+    compiled = _lower(graph, options, graph.meta["vocab_size"], progress)
+    progress(f"SHAPE BUNDLE: weights are random (seed {seed}); for measurements only, it cannot serve text")
+
+    def fill(staging: Path) -> dict[str, Any]:
+        shutil.copy(config, staging / "config.json")
+        regions = [
+            {
+                "layout": ref.layout,
+                "offset": offset,
+                "bytes": weight_bytes(compiled.graph, ref, options.max_ctx),
+                "sources": list(ref.sources),
+            }
+            for ref, offset in compiled.weights.offsets.items()
+        ]
+        drawn = {"synthetic": seed, "scale": SYNTHETIC_SCALE, "bytes": compiled.weights.bytes, "regions": regions}
+        return {
+            "checkpoint": {"name": f"{Path(config).stem} (shape only)", "digest": ""},
+            "weights": drawn,
+            "eos_token_ids": [],
+        }
+
+    return _write(Path(out), graph, compiled, options, fill, start, progress)
+
+
+def _lower(graph: Graph, options: Options, valid_vocab: int, progress: Progress) -> Compiled:
     progress(f"graph: {len(graph.nodes)} operators, {len(graph.weights)} weights")
-    compiled = lower(graph, options, valid_vocab=_valid_vocab(ck, graph))
+    compiled = lower(graph, options, valid_vocab)
     programs = compiled.packets.programs
     packets = sum(p.num_packets for p in programs)
     progress(f"rewrite: {len(compiled.graph.nodes)} operators; {packets} packets in {len(programs)} programs")
-    out = Path(out)
-    staging = _staging(out)
-    manifest = _write_bundle(staging, ck, graph, compiled, options, progress)
-    manifest["compile_seconds"] = round(time.perf_counter() - start, 2)
-    (staging / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    if out.exists():
-        shutil.rmtree(out)
-    staging.rename(out)
-    progress(f"bundle: {out} in {manifest['compile_seconds']} s")
-    return manifest
+    return compiled
 
 
 def _staging(out: Path) -> Path:
@@ -198,28 +247,31 @@ def _valid_vocab(ck: Checkpoint, graph: Graph) -> int:
     return min(graph.meta["vocab_size"], ck.tokenizer_size or graph.meta["vocab_size"])
 
 
-def _write_bundle(
-    out: Path, ck: Checkpoint, graph: Graph, c: Compiled, o: Options, progress: Progress
+def _write(
+    out: Path,
+    graph: Graph,
+    c: Compiled,
+    o: Options,
+    fill: Callable[[Path], dict[str, Any]],
+    start: float,
+    progress: Progress,
 ) -> dict[str, Any]:
-    digest = container.save(c.packets, out / "model.pkt")
-    write_image(out / "weights.bin", c.weights, ck.tensor, o.max_ctx)
-    progress(f"weights: {c.weights.bytes / 1e6:.0f} MB packed")
-    interpreter = build_interpreter(out, **o.interpreter)
-    for f in [*ck.tokenizer_files, ck.path / "config.json"]:
-        shutil.copy(f, out / f.name)
-    (out / "certificates").mkdir()
-    return {
+    """Write the bundle beside `out` and move it there. fill: writes weights and text files, returns their entries."""
+    staging = _staging(out)
+    digest = container.save(c.packets, staging / "model.pkt")
+    entries = fill(staging)
+    interpreter = _target(o).interpreter(staging, **o.interpreter)
+    (staging / "certificates").mkdir()
+    manifest = {
         "schema": "plow.bundle/1",
         "plow_version": __version__,
         "target": o.target,
         "abi_version": ABI_VERSION,
         "model": {k: v for k, v in graph.meta.items() if isinstance(v, str | int | float | bool)},
-        "checkpoint": {"name": ck.path.name, "digest": ck.digest()},
         "packets": {"file": "model.pkt", "sha256": digest},
-        "weights": {"file": "weights.bin", "sha256": file_sha256(out / "weights.bin"), "bytes": c.weights.bytes},
+        **entries,
         "interpreter": interpreter,
-        "files": {f.name: file_sha256(out / f.name) for f in sorted(out.iterdir()) if f.suffix == ".json"},
-        "eos_token_ids": list(ck.generation.eos_token_ids),
+        "files": {f.name: file_sha256(f) for f in sorted(staging.iterdir()) if f.suffix == ".json"},
         "options": {k: v for k, v in asdict(o).items() if k != "sources"},
         "choices": choices(o, c),
         "machine": asdict(c.machine),
@@ -228,7 +280,14 @@ def _write_bundle(
             "chosen": c.rewritten.chosen,
             "predicted_seconds": [c.rewritten.seconds_before, c.rewritten.seconds_after],
         },
+        "compile_seconds": round(time.perf_counter() - start, 2),
     }
+    (staging / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    if out.exists():
+        shutil.rmtree(out)
+    staging.rename(out)
+    progress(f"bundle: {out} in {manifest['compile_seconds']} s")
+    return manifest
 
 
 def choices(o: Options, c: Compiled) -> dict[str, dict[str, Any]]:

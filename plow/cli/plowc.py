@@ -14,7 +14,7 @@ from plow import hw
 from plow.checkpoint import Checkpoint, resolve
 from plow.cli.common import DebugOption, JsonOption, console, emit, new_app, reporting
 from plow.cli.picture import render
-from plow.compile import ROW_BUCKETS, Options, compile_checkpoint, lower, rows_argument
+from plow.compile import Options, compile_checkpoint, compile_config, lower, rows_argument
 from plow.errors import BundleError, ConfigError
 from plow.models import build
 from plow.packet import container
@@ -33,18 +33,20 @@ DisableOption = Annotated[list[str] | None, typer.Option("--disable-rule", help=
 def compile_command(
     ctx: typer.Context,
     hf_dir: Annotated[str, typer.Option("--hf-dir", help="checkpoint directory, or org/name on the hub")] = "",
-    gpu: Annotated[str, typer.Option("--gpu", help="target: cpu")] = "cpu",
+    gpu: Annotated[str, typer.Option("--gpu", help="target: cpu or h200")] = "cpu",
     max_ctx: Annotated[int, typer.Option("--max-ctx", help="positions of a sequence")] = 2048,
     out: Annotated[Path | None, typer.Option("--out", help="bundle directory to write")] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", help="sequences at a time")] = 8,
-    rows: Annotated[str, typer.Option("--rows", help="row buckets")] = ",".join(map(str, ROW_BUCKETS)),
+    rows: Annotated[str, typer.Option("--rows", help="row buckets, e.g. 1,2,4,8; default: the target's")] = "",
     workers: Annotated[int, typer.Option("--workers", help="0 = tuned, else the cores of this machine")] = 0,
-    machine: MachineOption = "cpu",
+    machine: Annotated[str, typer.Option("--machine", help="cost model: a spec or a file; default: the target's")] = "",
     prompt_math: Annotated[str, typer.Option("--prompt-math", help="fp32, or bf16 dot products for prompts")] = "fp32",
     disable: DisableOption = None,
     round_weights: Annotated[bool, typer.Option("--round-weights", help="round fp32/fp16 weights to bf16")] = False,
     tune_db: Annotated[Path | None, typer.Option("--tune-db", help="tune database whose winners are used")] = None,
     verify: Annotated[str, typer.Option("--verify", help="on: certify with Lean; off: leave uncertified")] = "on",
+    config: Annotated[Path | None, typer.Option("--config", help="config.json of a shape bundle")] = None,
+    synthetic: Annotated[int | None, typer.Option("--synthetic", help="seed of a shape bundle's weights")] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -52,15 +54,16 @@ def compile_command(
     if ctx.invoked_subcommand:
         return
     with reporting(as_json, debug):
-        if not hf_dir or out is None:
-            raise ConfigError("a build needs --hf-dir and --out", "plowc", "plowc --help")
+        shape = config is not None and synthetic is not None
+        if out is None or bool(hf_dir) == shape:
+            raise ConfigError("a build needs --out and --hf-dir, or --config with --synthetic", "plowc", "plowc --help")
         if verify not in ("on", "off"):
             raise ConfigError(f"--verify {verify!r} is unknown", "plowc", "on or off")
         options = Options(
             gpu,
             max_ctx,
             max_batch,
-            rows_argument(rows),
+            rows_argument(rows) if rows else (),
             workers,
             machine,
             prompt_math,
@@ -69,7 +72,10 @@ def compile_command(
         )
         if tune_db is not None:
             apply_tuned(options, tune_db)
-        manifest = compile_checkpoint(resolve(hf_dir), out, options, progress=_say)
+        if config is not None and synthetic is not None:
+            manifest = compile_config(config, out, options, synthetic, progress=_say)
+        else:
+            manifest = compile_checkpoint(resolve(hf_dir), out, options, progress=_say)
         certificates = _certify(out) if verify == "on" else []
         if as_json:
             emit({**manifest, "schema": "plowc.build/1", "out": str(out), "certificates": certificates})

@@ -17,12 +17,12 @@ step (base e - 1), so steps never overlap.
 
 STREAM packets (GPU) compute up to STREAM_COLUMNS rows as the columns of one tensor-core tile. Inside a step they depend
 on each other through *published* values instead of counters: every word of a published buffer is its own flag,
-UNWRITTEN = not yet written in this step. A published buffer has two copies, by the parity of the step; operands name copy
-0, copy 1 lies `published` bytes (packet header) behind it. Whoever writes a word of this step's copy also re-arms the
-same word of the other copy, whose readers have all ended with the step before. Layouts:
+UNWRITTEN = not yet written in this step. A published buffer has two copies, by the parity of the step; operands name
+copy 0, copy 1 lies `published_bytes` (packet header) behind it. Whoever writes a word of this step's copy also
+re-arms the same word of the other copy, whose readers have all ended with the step before. Layouts:
 
-    vec    bf16 [features/32][cols][32]        rows    f32 [cols][stride]         ssq    f32 [features/16][cols]
-    keys   u64 [cols][workers]                 tokens  u32 [cols]                 partial f32 [..][group * head_dim + 2 * group]
+    vec    bf16 [features/32][cols][32]        rows   f32 [cols][stride]      ssq      f32 [features/16][cols]
+    keys   u64 [cols][HEAD packets]            tokens u32 [cols]              partial  f32 [..][group * (head_dim + 2)]
     state  f32 [features/16][32][4], not published: tile t, lane 4g + q holds rows 16t + g and 16t + g + 8 of columns
            2q and 2q + 1; written and read by the worker that owns the tile
     tiles  bf16 weights [rows/16][features/32][2][8][32]; half h of tile t holds rows 16t + 8h .. + 8, or with a GATED
@@ -362,9 +362,9 @@ OPCODES: dict[Opcode, OpcodeSpec] = {
     ),
     Opcode.STREAM_ATTENTION: OpcodeSpec(
         "attention of row `row` over kv head `kv_head` and its group of q heads. q and k (of all rows of the step that "
-        "belong to the sequence) are normalised (QK_NORM) and rotated (ROPE) here; split 0 appends the row's k and v to "
-        "its page. Positions before the step's first one of the sequence come from the pages, cut by whole pages into "
-        "`splits` parts; every split publishes its partial and then merges group * head_dim / splits columns of y",
+        "belong to the sequence) are normalised (QK_NORM) and rotated (ROPE) here; split 0 appends the row's k and v "
+        "to its page. Positions before the step's first one of the sequence come from the pages, cut by whole pages "
+        "into `splits` parts; every split publishes its partial and then merges group * head_dim / splits columns of y",
         {
             "qkv": ("r", "rows: q heads, k heads, v heads"),
             "q_norm": ("r", "f32 vector of head_dim"),
@@ -390,8 +390,8 @@ OPCODES: dict[Opcode, OpcodeSpec] = {
         Flag.QK_NORM | Flag.ROPE,
     ),
     Opcode.STREAM_HEAD: OpcodeSpec(
-        "logits[t, n] like STREAM_LINEAR, and the worker's best key of every row: f32 bits of the logit in an order that "
-        "compares as unsigned << 32 | ~n, so that the largest key is the first largest logit",
+        "logits[t, n] like STREAM_LINEAR, and the packet's best key of every row: f32 bits of the logit in an order "
+        "that compares as unsigned << 32 | ~n, so that the largest key is the first largest logit",
         {
             "x": ("r", "vec"),
             "weight": ("r", "tiles"),
@@ -399,7 +399,8 @@ OPCODES: dict[Opcode, OpcodeSpec] = {
             "logits": ("w", "f32 [cols][logits_stride], not published"),
             "keys": ("w", "keys"),
         },
-        STREAM_TILES | {"n": "valid ids", "logits_stride": "floats a row"},
+        STREAM_TILES
+        | {"n": "valid ids", "logits_stride": "floats a row", "key": "place of its keys", "keys": "keys a row"},
         {"eps": "of the norm before", "softcap": "0 = off"},
     ),
     Opcode.STREAM_SAMPLE: OpcodeSpec(
@@ -407,7 +408,7 @@ OPCODES: dict[Opcode, OpcodeSpec] = {
         {"keys": ("r", "keys"), "logits": ("r", "f32 [cols][logits_stride]"), "tokens": ("w", "tokens")},
         {
             "row": "row of the step",
-            "workers": "keys a row",
+            "keys": "keys a row",
             "vocab": "valid ids",
             "logits_stride": "floats a row",
             "cols": "columns of published values, 1 or 8",

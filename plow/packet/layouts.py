@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from plow.errors import LoweringError
-from plow.packet.abi import LANES, UNIT_ROWS
+from plow.packet.abi import LANES, STREAM_CHUNK, STREAM_TILE, UNIT_ROWS
 
 
 def units_bytes(n: int, k: int) -> int:
@@ -53,3 +53,17 @@ def norm_vector(weight: np.ndarray, zero_centered: bool) -> np.ndarray:
     """f32 vector of a norm weight with the +1 of zero-centred norms folded in."""
     w = weight.astype(np.float32)
     return w + np.float32(1.0) if zero_centered else w
+
+
+def pack_tiles(weight: np.ndarray) -> np.ndarray:
+    """weight: [N, K], 2-byte dtype, N a multiple of 16, K of 32 -> u16 [N/16, K/32, 2, 8, 32]."""
+    n, k = weight.shape
+    bits = weight.view(np.uint16).reshape(n // STREAM_TILE, 2, 8, k // STREAM_CHUNK, STREAM_CHUNK)
+    return np.ascontiguousarray(bits.transpose(0, 3, 1, 2, 4))
+
+
+def pack_gated_tiles(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """gate, up: [N, K] -> u16 [N/8, K/32, 2, 8, 32]; half 0 of a tile holds gate rows, half 1 the same up rows."""
+    n, k = gate.shape
+    both = np.stack([x.view(np.uint16).reshape(n // 8, 8, k // STREAM_CHUNK, STREAM_CHUNK) for x in (gate, up)], axis=1)
+    return np.ascontiguousarray(both.transpose(0, 3, 1, 2, 4))

@@ -23,6 +23,7 @@ from plow.packet.container import PacketFile
 from plow.runtime.step import Limits
 
 SCHEMA = "plow.bundle/1"
+TARGETS = ("cpu", "h200")
 PARTS = ("packets", "weights", "interpreter")
 REQUIRED_CERTIFICATES = ("D",)
 """Checkpoints that must be certified: D, the counter protocol covers every dependency and cannot deadlock."""
@@ -54,7 +55,12 @@ class Bundle:
 
     @property
     def digests(self) -> dict[str, str]:
-        return {self.manifest[part]["file"]: self.manifest[part]["sha256"] for part in PARTS} | self.manifest["files"]
+        return _digests(self.manifest, self.path)
+
+    @property
+    def synthetic(self) -> bool:
+        """A shape bundle: its weights are random and drawn on the device."""
+        return "synthetic" in self.manifest["weights"]
 
     @property
     def packet_digest(self) -> str:
@@ -74,14 +80,14 @@ class Bundle:
         return np.memmap(self.file("weights"), np.uint8, mode="r")
 
 
-def load(path: Path | str, allow_uncertified: bool = False, target: str = "cpu") -> Bundle:
-    """Check and open a bundle. Raises BundleError: missing or damaged file, other target, missing or failing
+def load(path: Path | str, allow_uncertified: bool = False) -> Bundle:
+    """Check and open a bundle. Raises BundleError: missing or damaged file, unknown target, missing or failing
     certificate (unless `allow_uncertified`; the bundle then says why it is not certified)."""
     path = Path(path)
     manifest = _manifest(path)
-    if manifest.get("target") != target:
-        raise BundleError(f"bundle is for target {manifest.get('target')!r}, this machine runs {target!r}", str(path),
-                          f"build one with plowc --gpu {target}")
+    if manifest.get("target") not in TARGETS:
+        raise BundleError(f"bundle is for target {manifest.get('target')!r}, this plowrt runs {', '.join(TARGETS)}",
+                          str(path), REBUILD)
     for name, digest in _digests(manifest, path).items():
         _check_file(path, name, digest)
     packet_file = path / manifest["packets"]["file"]
@@ -117,6 +123,8 @@ def _digests(manifest: dict[str, Any], path: Path) -> dict[str, str]:
     found: dict[str, Any] = {}
     for part in PARTS:
         entry = manifest.get(part)
+        if part == "weights" and isinstance(entry, dict) and "synthetic" in entry:
+            continue
         if not isinstance(entry, dict) or not isinstance(entry.get("file"), str):
             raise BundleError(f"the manifest names no {part} file", str(path / "manifest.json"), REBUILD)
         found[entry["file"]] = entry.get("sha256")
@@ -150,7 +158,8 @@ def _check_header(packets: PacketFile, manifest: dict[str, Any], path: Path) -> 
         raise BundleError("header has no arena layout", where, REBUILD)
     if any(a < 0 or n < 0 or a + n > arena["bytes"] for a, n in arena["segments"].values()):
         raise BundleError("an arena segment leaves the arena", where, REBUILD)
-    if (path / manifest["weights"]["file"]).stat().st_size > arena["bytes"]:
+    weights = manifest["weights"]
+    if "file" in weights and (path / weights["file"]).stat().st_size > arena["bytes"]:
         raise BundleError("the weight image is larger than the arena", where, REBUILD)
     if not packets.programs:
         raise BundleError("no programs", where, REBUILD)

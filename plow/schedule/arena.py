@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from plow.graph.ir import Graph
 from plow.packet.abi import ALIGN
@@ -19,6 +21,13 @@ def align(n: int) -> int:
     return n + -n % ALIGN
 
 
+class HasOperands(Protocol):
+    """A form of any target."""
+
+    @property
+    def operands(self) -> Mapping[str, object]: ...
+
+
 @dataclass
 class WeightSegment:
     """Offsets of the weight regions, deduplicated: a tied head shares the embedding's region."""
@@ -26,7 +35,7 @@ class WeightSegment:
     offsets: dict[WeightRef, int] = field(default_factory=dict)
     bytes: int = 0
 
-    def place(self, graph: Graph, forms: list[Form], max_ctx: int) -> None:
+    def place(self, graph: Graph, forms: Iterable[HasOperands], max_ctx: int) -> None:
         for form in forms:
             for ref in form.operands.values():
                 if isinstance(ref, WeightRef) and ref not in self.offsets:
@@ -41,6 +50,8 @@ def weight_bytes(graph: Graph, ref: WeightRef, max_ctx: int) -> int:
     shapes = [tuple(int(d) for d in graph.weights[s].shape) for s in ref.sources]
     if ref.layout == "vector":
         return shapes[0][0] * 4
+    if ref.layout in ("tiles", "gated_tiles"):
+        return sum(n * k * 2 for n, k in shapes)
     if ref.layout == "gated":
         return num_units(2 * (shapes[0][0] + -shapes[0][0] % 16)) * units_bytes(32, shapes[0][1])
     return units_bytes(sum(s[0] for s in shapes), shapes[0][1])

@@ -8,9 +8,10 @@ from plow.graph.ir import Graph
 from plow.packet.abi import Opcode
 from plow.packet.codec import Packet, encode
 from plow.packet.container import ProgramRecord
-from plow.schedule.arena import KvSegment, Placement, WeightSegment, values_of
+from plow.schedule.arena import KvSegment, Placement, WeightSegment, align, place_activations, values_of
 from plow.schedule.dependencies import Group, schedule
-from plow.tiles.forms import CacheRef, Form, Ref, ValueRef, WeightRef
+from plow.schedule.laid import Laid
+from plow.tiles.forms import CacheRef, Form, Lowering, Ref, ValueRef, WeightRef, sample_form
 from plow.tiles.partition import Tile, partition
 
 
@@ -23,6 +24,47 @@ class Layout:
     kv: KvSegment
     kv_start: int
     num_kv_blocks: int
+
+
+PROMPT_ROWS = 16
+"""Programs with at least this many rows may use bf16 dot products."""
+
+
+def lay_units(
+    graph: Graph,
+    rows: tuple[int, ...],
+    workers: int,
+    max_ctx: int,
+    max_batch: int,
+    num_kv_blocks: int,
+    valid_vocab: int,
+    bf16_dot: bool,
+) -> Laid:
+    """Programs of all row buckets for interpreters that stream weight units (CPU). bf16_dot: prompts of PROMPT_ROWS and
+    more rows multiply rounded activations. Raises LoweringError."""
+    layout = Layout(WeightSegment(), 0, KvSegment(), 0, num_kv_blocks)
+    plans = {t: _forms(graph, valid_vocab, bf16_dot and t >= PROMPT_ROWS) for t in rows}
+    for forms in plans.values():
+        layout.weights.place(graph, forms, max_ctx)
+    layout.activations_start = align(layout.weights.bytes)
+    samples = {t: min(t, max_batch) for t in rows}
+    placements = {t: place_activations(graph, forms, t, samples[t]) for t, forms in plans.items()}
+    layout.kv_start = align(layout.activations_start + max(p.bytes for p in placements.values()))
+    layout.kv.place(graph.meta["caches"], num_kv_blocks)
+    programs = [
+        build_program(graph, forms, placements[t], layout, t, samples[t], workers) for t, forms in plans.items()
+    ]
+    segments = {
+        "weights": (0, layout.weights.bytes),
+        "activations": (layout.activations_start, layout.kv_start - layout.activations_start),
+        "kv": (layout.kv_start, layout.kv.bytes),
+    }
+    return Laid(layout.weights, segments, programs, [f.node.name for f in next(iter(plans.values()))])
+
+
+def _forms(graph: Graph, valid_vocab: int, bf16_dot: bool) -> list[Form]:
+    lowering = Lowering(graph, bf16_dot)
+    return [*(lowering.form(n) for n in graph.nodes), sample_form(lowering, graph.outputs[0], valid_vocab)]
 
 
 def build_program(

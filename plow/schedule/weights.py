@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from plow.graph.rope import cos_sin
-from plow.packet.layouts import norm_vector, pack_gated, pack_units
+from plow.packet.layouts import norm_vector, pack_gated, pack_gated_tiles, pack_tiles, pack_units
 from plow.schedule.arena import WeightSegment, align
 from plow.tiles.forms import WeightRef
 
@@ -37,6 +37,11 @@ def region(ref: WeightRef, tensor: Tensor, max_ctx: int) -> Iterator[np.ndarray]
         yield norm_vector(tensor(ref.sources[0]), ref.zero_centered)
     elif ref.layout == "gated":
         yield pack_gated(tensor(ref.sources[0]), tensor(ref.sources[1]))
+    elif ref.layout == "gated_tiles":
+        yield pack_gated_tiles(tensor(ref.sources[0]), tensor(ref.sources[1]))
+    elif ref.layout == "tiles":
+        for source in ref.sources:
+            yield pack_tiles(tensor(source))
     else:
         for source in ref.sources:
             yield pack_units(tensor(source))

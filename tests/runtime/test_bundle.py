@@ -65,7 +65,7 @@ def set_key(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "what"),
     [
         (set_key("schema", to="plow.bundle/0"), "schema is 'plow.bundle/0'"),
-        (set_key("target", to="h200"), "target 'h200', this machine runs 'cpu'"),
+        (set_key("target", to="abacus"), "target 'abacus', this plowrt runs cpu, h200"),
         (set_key("files", to=[]), "lists no files"),
         (set_key("packets", to={}), "names no packets file"),
         (set_key("interpreter", to=None), "names no interpreter file"),

@@ -1,0 +1,300 @@
+// The consumers' part of STREAM_ATTENTION: one row, one kv head with its group of query heads, one part of the context.
+//
+// Queries are the rows of an mma tile (at most 8 of 16), positions its columns; then probabilities times values. Warps
+// work on whole pages of 16 positions with an own running softmax; a row of the step that belongs to the same sequence is
+// not in the pages yet, so split 0 normalises and rotates those keys itself and takes them from shared memory as one more
+// page. Partial results of the splits are published, and every split merges its share of the columns.
+#pragma once
+#include "consumer.cuh"
+
+constexpr float LOWEST = -1e30f;                   // below every score; finite, so that differences are
+constexpr float LOG2E = 1.4426950408889634f;
+
+template <int DH>
+struct Attention {
+  static constexpr int CHUNKS = DH / 32;           // of a key
+  static constexpr int DIMS = DH > 128 ? 128 : DH; // of the output that a warp accumulates; at 256 a pair shares a page
+  static constexpr int SLOTS = DH > 128 ? 4 : 8;   // partial outputs in shared memory
+  static constexpr int PAGE = 64 * DH;             // bytes: keys, then values
+  static constexpr int PAGES = STAGE / PAGE;       // in a stage
+  static constexpr int PAIRS = DH / 64;            // rotated pairs (i, i + DH/2) a lane holds of a head
+
+  Consumer& c;
+  const Record r;
+  const Copy copy;
+  uint32_t row, head, split, splits, group, window, cols;
+  Span span;
+  float acc[DIMS / 8][4], peak = LOWEST, mass = 0;
+  uint4 query[CHUNKS];
+
+  __device__ __forceinline__ explicit Attention(Consumer& c)
+      : c(c), r(c.walk.now), copy(c.p, c.walk.step), row(r.dim(STREAM_ATTENTION_D_ROW)), head(r.dim(STREAM_ATTENTION_D_KV_HEAD)),
+        split(r.dim(STREAM_ATTENTION_D_SPLIT)), splits(r.dim(STREAM_ATTENTION_D_SPLITS)),
+        group(r.dim(STREAM_ATTENTION_D_NUM_HEADS) / r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS)),
+        window(r.dim(STREAM_ATTENTION_D_WINDOW)), cols(r.dim(STREAM_ATTENTION_D_COLS)),
+        span(c.p, row, split, splits, window, c.walk.step) {
+#pragma unroll
+    for (int d = 0; d < DIMS / 8; d++) acc[d][0] = acc[d][1] = acc[d][2] = acc[d][3] = 0;
+  }
+
+  // A head of a row: x[i] and x[i + DH/2] of pairs i = lane, lane + 32, ..., normalised and rotated.
+  __device__ __forceinline__ void load_head(uint32_t row_, uint32_t index, bool on, uint32_t (&raw)[2 * PAIRS]) {
+    const uint8_t* at = address(c.p, r.operand(STREAM_ATTENTION_QKV)) + copy.offset + ((uint64_t)row_ * r.dim(STREAM_ATTENTION_D_QKV_STRIDE) + index * DH) * 4;
+    poll_words<2 * PAIRS>(c.p, c.walk, raw, [&](int j) { return at + ((j & 1) * (DH / 2) + (j >> 1) * 32 + c.lane()) * 4; }, [&](int) { return on; }, WAIT_ROWS);
+  }
+  __device__ __forceinline__ void rotate(float (&v)[2 * PAIRS], uint32_t position, uint32_t norm_operand) {
+    if (r.flags() & FLAG_QK_NORM) {
+      const float* norm = (const float*)address(c.p, norm_operand);
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < 2 * PAIRS; j++) sum += v[j] * v[j];
+#pragma unroll
+      for (int o = 1; o < 32; o <<= 1) sum += __shfl_xor_sync(~0u, sum, o);
+      const float scale = rsqrtf(sum * (1.f / DH) + r.imm(STREAM_ATTENTION_I_QK_EPS));
+#pragma unroll
+      for (int j = 0; j < 2 * PAIRS; j++) v[j] *= scale * __ldg(norm + (j & 1) * (DH / 2) + (j >> 1) * 32 + c.lane());
+    }
+    if (r.flags() & FLAG_ROPE) {
+      const float* table = (const float*)address(c.p, r.operand(STREAM_ATTENTION_ROPE)) + (uint64_t)position * DH + c.lane();
+#pragma unroll
+      for (int i = 0; i < PAIRS; i++) {
+        const float cosine = __ldg(table + i * 32), sine = __ldg(table + DH / 2 + i * 32), a = v[2 * i], b = v[2 * i + 1];
+        v[2 * i] = a * cosine - b * sine;
+        v[2 * i + 1] = b * cosine + a * sine;
+      }
+    }
+  }
+  static __device__ __forceinline__ uint32_t feature(int j, uint32_t lane) { return (j & 1) * (DH / 2) + (j >> 1) * 32 + lane; }
+  // Byte offsets inside a page of key and value element d of position p.
+  static __device__ __forceinline__ uint32_t key_offset(uint32_t p, uint32_t d) { return (p >> 3) * (DH * 16) + (d >> 5) * 512 + (p & 7) * 64 + (d & 31) * 2; }
+  static __device__ __forceinline__ uint32_t value_offset(uint32_t p, uint32_t d) {
+    return DH * 32 + (d >> 4) * 512 + (d & 7) * 64 + ((p & 7) >> 1) * 16 + ((d >> 3) & 1) * 8 + ((p >> 3) & 1) * 4 + (p & 1) * 2;
+  }
+
+  // Queries of the group to shared memory; in split 0 also keys and values of the step's rows, and the append.
+  __device__ __forceinline__ uint32_t prepare() {
+    const uint32_t heads = r.dim(STREAM_ATTENTION_D_NUM_HEADS), kv_heads = r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS);
+    uint32_t mine = 0;                             // rows of the step that this row sees
+    for (uint32_t j = 0; j < c.p.n_rows; j++) {
+      const uint32_t position = c.p.positions[j] + c.walk.step;
+      if (c.p.slots[j] == c.p.slots[row] && position <= span.position && position >= span.first) mine |= 1u << j;
+    }
+    if (split) mine = 0;
+    if (mine)
+      for (uint32_t i = threadIdx.x * 16; i < PAGE; i += CONSUMERS * 32 * 16) *(uint4*)(c.s.scratch + i) = make_uint4(0, 0, 0, 0);
+    uint32_t raw[2 * PAIRS], raw_k[2 * PAIRS], raw_v[2 * PAIRS];
+    const uint32_t q_norm = r.operand(STREAM_ATTENTION_Q_NORM), k_norm = r.operand(STREAM_ATTENTION_K_NORM);
+    const bool has_query = c.warp() < group, has_key = mine >> c.warp() & 1;
+    float v[2 * PAIRS];
+    if (has_query) {
+      load_head(row, head * group + c.warp(), true, raw);
+#pragma unroll
+      for (int j = 0; j < 2 * PAIRS; j++) v[j] = __uint_as_float(raw[j]);
+      rotate(v, span.position, q_norm);
+#pragma unroll
+      for (int j = 0; j < 2 * PAIRS; j++) c.s.q[c.warp() * DH + feature(j, c.lane())] = pack(v[j], 0);
+    }
+    if (mine) consumers_meet();                    // the page is zeroed
+    if (has_key) {
+      const uint32_t position = c.p.positions[c.warp()] + c.walk.step;
+      load_head(c.warp(), heads + head, true, raw_k);
+      load_head(c.warp(), heads + kv_heads + head, true, raw_v);
+#pragma unroll
+      for (int j = 0; j < 2 * PAIRS; j++) v[j] = __uint_as_float(raw_k[j]);
+      rotate(v, position, k_norm);
+      uint8_t* page = nullptr;
+      if (c.warp() == row) {
+        const int32_t block = __ldg(c.p.page_table + (uint64_t)c.p.slots[row] * c.p.blocks_per_seq + position / KV_BLOCK);
+        page = address(c.p, r.operand(STREAM_ATTENTION_KV)) + ((uint64_t)block * kv_heads + head) * PAGE;
+      }
+#pragma unroll
+      for (int j = 0; j < 2 * PAIRS; j++) {
+        const uint32_t d = feature(j, c.lane());
+        const uint16_t k16 = pack(v[j], 0), v16 = pack(__uint_as_float(raw_v[j]), 0);
+        *(uint16_t*)(c.s.scratch + key_offset(c.warp(), d)) = k16;
+        *(uint16_t*)(c.s.scratch + value_offset(c.warp(), d)) = v16;
+        if (page) *(uint16_t*)(page + key_offset(position & 15, d)) = k16, *(uint16_t*)(page + value_offset(position & 15, d)) = v16;
+      }
+      if (page) fence_async();
+    }
+    consumers_meet();
+#pragma unroll
+    for (int b = 0; b < CHUNKS; b++)
+      query[b] = c.g() < group ? *(const uint4*)(c.s.q + c.g() * DH + b * 32 + c.q() * 8) : make_uint4(0, 0, 0, 0);
+    return mine;
+  }
+
+  // One page at shared address `keys`; bit p of `valid`: position p of the page counts.
+  __device__ __forceinline__ void page(uint32_t keys, uint32_t first_dim, float scale, uint32_t valid) {
+    float score[2][4] = {}, e[2][2], top = LOWEST;
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+      for (int b = 0; b < CHUNKS; b++) {
+        const uint4 k = load_shared(keys + (j * CHUNKS + b) * 512 + c.lane() * 16);
+        mma(score[j], query[b].x, 0, query[b].y, 0, k.x, k.y);
+        mma(score[j], query[b].z, 0, query[b].w, 0, k.z, k.w);
+      }
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+      for (int z = 0; z < 2; z++) {
+        e[j][z] = valid >> (j * 8 + c.q() * 2 + z) & 1 ? score[j][z] * scale : LOWEST;
+        top = fmaxf(top, e[j][z]);
+      }
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    const float now = fmaxf(peak, top), old = exp2f(peak - now);
+    peak = now, mass *= old;
+#pragma unroll
+    for (int d = 0; d < DIMS / 8; d++) acc[d][0] *= old, acc[d][1] *= old;
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+      for (int z = 0; z < 2; z++) e[j][z] = exp2f(e[j][z] - now), mass += e[j][z];
+    const uint32_t a0 = pack(e[0][0], e[0][1]), a2 = pack(e[1][0], e[1][1]);
+    const uint32_t values = keys + DH * 32 + first_dim * 32 + c.lane() * 16;
+#pragma unroll
+    for (int d = 0; d < DIMS / 16; d++) {
+      const uint4 v = load_shared(values + d * 512);
+      mma(acc[2 * d], a0, 0, a2, 0, v.x, v.y);
+      mma(acc[2 * d + 1], a0, 0, a2, 0, v.z, v.w);
+    }
+  }
+
+  // Bits of the positions of page n of the span that count.
+  __device__ __forceinline__ uint32_t valid(uint32_t n) const {
+    const uint32_t start = (span.page0 + n) * KV_BLOCK;
+    const uint32_t from = span.first > start ? span.first - start : 0, to = min(span.end - start, (uint32_t)KV_BLOCK);
+    return (1u << to) - (1u << from);
+  }
+  __device__ __forceinline__ void pages(uint32_t mine) {
+    const uint32_t count = span.page1 - span.page0, stages = (count + PAGES - 1) / PAGES;
+    const uint32_t first_dim = PAGES == 1 ? c.half() * DIMS : 0;
+    const float scale = r.imm(STREAM_ATTENTION_I_SCALE) * LOG2E;
+    bool own = mine && (PAGES == 1 ? c.pair() == 3 : c.warp() == 7);     // the step's own rows first: nothing to wait for
+    uint32_t i = PAGES == 1 ? c.pair() : c.pair() * PAGES + c.half() * (PAGES / 2);
+#pragma unroll 1
+    while (own || i / PAGES < stages) {
+      const Slot slot(c.stage + i / PAGES);
+      const bool head_of_stage = i % max(PAGES / 2, 1) == 0;
+      if (!own && head_of_stage) c.wait_full(slot);
+      const uint32_t keys = own ? shared_address(c.s.scratch) : c.ring(slot) + i % PAGES * PAGE;
+      if ((own || i < count) && !(c.p.flags & NO_ATTENTION)) page(keys, first_dim, scale, own ? mine : valid(i));
+      if (own) {
+        own = false;
+        continue;
+      }
+      if (PAGES < 4 || !head_of_stage) {           // the stage's last page of this warp
+        uint32_t z = __float_as_uint(mass);
+#pragma unroll
+        for (int d = 0; d < DIMS / 8; d++) z |= __float_as_uint(acc[d][0]);
+        landed(z);
+        c.release(slot);
+        i += GROUPS * PAGES - (PAGES < 4 ? 0 : 1);
+      } else {
+        i++;
+      }
+    }
+    c.stage += stages;
+  }
+
+  // The warps' results of one output element: maximum, mass, weighted sum.
+  __device__ __forceinline__ void combine(uint32_t index, float& top, float& sum, float& out) const {
+    const uint32_t h = index / DH;
+    top = LOWEST, sum = 0, out = 0;
+#pragma unroll
+    for (int w = 0; w < SLOTS; w++) top = fmaxf(top, c.s.peak[w * (8 / SLOTS)][h]);
+#pragma unroll
+    for (int w = 0; w < SLOTS; w++) {
+      const float f = exp2f(c.s.peak[w * (8 / SLOTS)][h] - top);
+      sum += f * c.s.mass[w * (8 / SLOTS)][h];
+      out += f * ((const float*)c.s.scratch)[w * group * DH + index];
+    }
+  }
+  __device__ __forceinline__ void publish_output(uint32_t index, float value, bool on) {
+    const uint32_t word = pack(value, __shfl_down_sync(~0u, value, 1));
+    uint8_t* y = address(c.p, r.operand(STREAM_ATTENTION_Y)) + copy.offset + vec_offset(head * group * DH + index, cols == 1 ? 0 : row, cols);
+    if (on && !(c.lane() & 1)) publish(y, copy.other, word, true);
+  }
+  __device__ __forceinline__ void run() {
+    const uint32_t mine = prepare();
+    pages(mine);
+    mass += __shfl_xor_sync(~0u, mass, 1);
+    mass += __shfl_xor_sync(~0u, mass, 2);
+    consumers_meet();                              // the step's own page is read: scratch becomes partial sums
+    if (c.g() < group) {
+      const uint32_t slot = PAGES == 1 ? c.pair() : c.warp(), first_dim = PAGES == 1 ? c.half() * DIMS : 0;
+      float* out = (float*)c.s.scratch + (slot * group + c.g()) * DH + first_dim;
+#pragma unroll
+      for (int d = 0; d < DIMS / 8; d++) *(float2*)(out + d * 8 + c.q() * 2) = make_float2(acc[d][0], acc[d][1]);
+      if (c.q() == 0) c.s.peak[c.warp()][c.g()] = peak, c.s.mass[c.warp()][c.g()] = mass;
+    }
+    consumers_meet();
+    c.mark(2);
+    const uint32_t width = group * DH, words = width + 2 * group, kv_heads = r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS);
+    float* all = (float*)(address(c.p, r.operand(STREAM_ATTENTION_PARTIALS)) + copy.offset) + (uint64_t)(row * kv_heads + head) * splits * words;
+    const int64_t other = copy.other;
+    for (uint32_t i = threadIdx.x; i < width; i += CONSUMERS * 32) {      // width is a multiple of 32
+      float top, sum, out;
+      combine(i, top, sum, out);
+      float* to = all + split * words + i;
+      const bool active = split < span.used && span.used > 1;
+      publish((uint8_t*)to, other, __float_as_uint(out), active);
+      if (i % DH == 0) {
+        uint8_t* at = (uint8_t*)(all + split * words + width + 2 * (i / DH));
+        publish(at, other, __float_as_uint(top), active);
+        publish(at + 4, other, __float_as_uint(sum), active);
+      }
+      if (span.used == 1 && split == 0) publish_output(i, __fdividef(out, sum), true);
+    }
+    if (span.used == 1) return;
+    const uint32_t share = width / splits;
+    for (uint32_t i0 = 0; i0 + c.warp() * 32 < share; i0 += CONSUMERS * 32) {
+      const uint32_t i = i0 + threadIdx.x, index = split * share + i, h = index / DH;
+      merge(all, words, width, index, h, i < share);
+    }
+  }
+  __device__ __forceinline__ void merge(const float* all, uint32_t words, uint32_t width, uint32_t index, uint32_t h, bool on) {
+    uint32_t o[16];
+    uint2 pm[16];
+    uint32_t n = 0;
+    while (true) {
+      bool ok = true;
+#pragma unroll
+      for (int k = 0; k < 16; k++) {
+        const bool is = on && k < span.used;
+        const float* from = all + (is ? k : 0) * words;
+        o[k] = is ? load_word(from + index) : 0;
+        pm[k] = is ? load_two(from + width + 2 * h) : make_uint2(__float_as_uint(LOWEST), 0);
+      }
+#pragma unroll
+      for (int k = 0; k < 16; k++) ok &= o[k] != UNWRITTEN_WORD && pm[k].x != UNWRITTEN_WORD && pm[k].y != UNWRITTEN_WORD;
+      if (__all_sync(~0u, ok) || (c.p.flags & NO_WAITS)) break;
+      if (++n >= POLLS / LATE) waiting(c.p, c.walk, n, POLLS, WAIT_PARTIAL, span.used, 0);
+    }
+    float top = LOWEST, sum = 0, out = 0;
+#pragma unroll
+    for (int k = 0; k < 16; k++) top = fmaxf(top, __uint_as_float(pm[k].x));
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+      const float f = exp2f(__uint_as_float(pm[k].x) - top);
+      sum += f * __uint_as_float(pm[k].y);
+      out += f * __uint_as_float(o[k]);
+    }
+    publish_output(index, __fdividef(out, sum), on);
+  }
+};
+
+__device__ __forceinline__ void consume_attention(Consumer& c) {
+  const uint32_t head_dim = c.walk.now.dim(STREAM_ATTENTION_D_HEAD_DIM), row = c.walk.now.dim(STREAM_ATTENTION_D_ROW);
+  if (row >= c.p.n_rows) return;
+  c.mark(0);
+  consumers_meet();                                // the packet before is done with shared memory
+  c.begin_step();
+  c.mark(1);
+  c.idle = false;
+  if (head_dim == 64) Attention<64>(c).run();
+  else if (head_dim == 128) Attention<128>(c).run();
+  else Attention<256>(c).run();
+}

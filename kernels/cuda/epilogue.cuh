@@ -1,0 +1,265 @@
+// The epilogue warp: finishes tiles (norm scale, residual, gate, logits) and publishes them; embed, norm and sample packets.
+//
+// Lane 4g + q holds a tile's rows g (x, y) and g + 8 (z, w) of columns 2q (x, z) and 2q + 1 (y, w).
+#pragma once
+#include "published.cuh"
+
+struct Epilogue {
+  const Params& p;
+  Shared& s;
+  Walk walk;
+  uint32_t lane, g, q, c0, sums_full, sums_empty;
+  uint32_t tile = 0;                               // tiles taken from the consumers so far
+
+  __device__ Epilogue(const Params& p, Shared& s) : p(p), s(s), walk(p) {
+    lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, c0 = 2 * q;
+    sums_full = shared_address(s.sums_full), sums_empty = shared_address(s.sums_empty);
+  }
+  // The consumers' parts of the next tile, added in the order of warps.
+  __device__ __forceinline__ float4 take(uint32_t parts) {
+    const uint32_t slot = tile % SUMS, parity = (tile / SUMS) & 1;
+    wait_barrier(p, walk, sums_full + slot * 8, parity, WAIT_SUMS);
+    float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int w = 0; w < CONSUMERS; w++)
+      if (w < (int)parts) {
+        const float4 u = s.sums[slot][w][lane];
+        v.x += u.x, v.y += u.y, v.z += u.z, v.w += u.w;
+      }
+    landed(__float_as_uint(v.x) | __float_as_uint(v.y) | __float_as_uint(v.z) | __float_as_uint(v.w));
+    __syncwarp();
+    if (lane == 0) barrier_arrive(sums_empty + slot * 8);
+    tile++;
+    return v;
+  }
+  // Factors 1 / sqrt(mean square + eps) of columns 2q and 2q + 1. Tiles are added in one order whatever the columns.
+  __device__ __forceinline__ float2 norm_scale(uint32_t operand, uint32_t k, uint32_t cols, float eps, const Copy& copy) {
+    const uint8_t* ssq = address(p, operand) + copy.offset;
+    const uint32_t tiles = k / 16;
+    const float inverse = __frcp_rn((float)k);
+    float4 sum = make_float4(0, 0, 0, 0);
+    if (cols == 1) {
+      for (uint32_t j0 = 0; j0 < tiles; j0 += 128) {
+        uint32_t v[8];
+        auto at = [&](int j) { return ssq + (j0 + j * 16 + lane) * 4; };
+        poll_words<8>(p, walk, v, at, [&](int j) { return lane < 16 && j0 + j * 16 + lane < tiles; }, WAIT_SSQ);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum.x += __uint_as_float(v[j]);
+      }
+#pragma unroll
+      for (int o = 1; o < 16; o <<= 1) sum.x += __shfl_xor_sync(~0u, sum.x, o);
+      const float f = rsqrtf(__shfl_sync(~0u, sum.x, 0) * inverse + eps);
+      return make_float2(f, f);
+    }
+    for (uint32_t j0 = 0; j0 < tiles; j0 += 128) {
+      uint4 v[8];
+      auto at = [&](int j) { return ssq + (j0 + j * 16) * 32 + lane * 16; };
+      poll_issue<8>(v, at, [&](int j) { return j0 + j * 16 + (lane >> 1) < tiles && (lane & 1) * 4 < p.n_rows; });
+      // columns beyond n_rows are never written: only the active ones of a word count
+      uint32_t n = 0;
+      const uint32_t left = p.n_rows > (lane & 1) * 4 ? p.n_rows - (lane & 1) * 4 : 0;
+      auto missing = [&](const uint4& x) {
+        return (left > 0 && x.x == UNWRITTEN_WORD) || (left > 1 && x.y == UNWRITTEN_WORD) || (left > 2 && x.z == UNWRITTEN_WORD) || (left > 3 && x.w == UNWRITTEN_WORD);
+      };
+      while (true) {
+        bool ok = true;
+#pragma unroll
+        for (int j = 0; j < 8; j++) ok &= !missing(v[j]);
+        if (__all_sync(~0u, ok) || (p.flags & NO_WAITS)) break;
+        if (++n >= POLLS / LATE) waiting(p, walk, n, POLLS, WAIT_SSQ, j0, 0);
+#pragma unroll
+        for (int j = 0; j < 8; j++) load_four_if(v[j], at(j), missing(v[j]));
+      }
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        sum.x += __uint_as_float(v[j].x), sum.y += __uint_as_float(v[j].y), sum.z += __uint_as_float(v[j].z), sum.w += __uint_as_float(v[j].w);
+    }
+#pragma unroll
+    for (int o = 2; o < 32; o <<= 1) {
+      sum.x += __shfl_xor_sync(~0u, sum.x, o), sum.y += __shfl_xor_sync(~0u, sum.y, o);
+      sum.z += __shfl_xor_sync(~0u, sum.z, o), sum.w += __shfl_xor_sync(~0u, sum.w, o);
+    }
+    const float x = __shfl_sync(~0u, sum.x, q >> 1), y = __shfl_sync(~0u, sum.y, q >> 1), z = __shfl_sync(~0u, sum.z, q >> 1), w = __shfl_sync(~0u, sum.w, q >> 1);
+    return make_float2(rsqrtf((q & 1 ? z : x) * inverse + eps), rsqrtf((q & 1 ? w : y) * inverse + eps));
+  }
+
+  // ---- results
+  // Two neighbouring features k, k + 1 (lanes g, g ^ 1) of column 2q (even g) or 2q + 1 (odd g) as one word of a vec.
+  __device__ __forceinline__ void put(uint8_t* y, const Copy& copy, uint32_t k, uint32_t cols, float a, float b) {
+    const float z = __shfl_xor_sync(~0u, g & 1 ? a : b, 4);
+    const uint32_t word = g & 1 ? pack(z, b) : pack(a, z), column = c0 + (g & 1);
+    if (column < cols) publish(y + vec_offset(k, column, cols), copy.other, word, column < p.n_rows);
+  }
+  struct Out {
+    uint8_t *state, *y, *ssq;
+    const float* norm;
+  };
+  template <int STATE>  // position of STREAM_OUT's first operand
+  __device__ __forceinline__ Out out(const Record& r, const Copy& copy) {
+    const uint32_t st = r.operand(STATE), y = r.operand(STATE + 1), n = r.operand(STATE + 2), q = r.operand(STATE + 3);
+    return {st == NO_OPERAND ? nullptr : address(p, st), y == NO_OPERAND ? nullptr : address(p, y) + copy.offset,
+            q == NO_OPERAND ? nullptr : address(p, q) + copy.offset, n == NO_OPERAND ? nullptr : (const float*)address(p, n)};
+  }
+  // x: a tile's result in fp32. Keeps it, publishes it scaled for the norm that reads it, and its sum of squares.
+  __device__ __forceinline__ void store(const Out& o, const Copy& copy, uint32_t t, uint32_t cols, float4 x) {
+    if (o.state) *(float4*)(o.state + t * 512 + lane * 16) = x;
+    if (o.y) {
+      const float n0 = o.norm ? __ldg(o.norm + t * 16 + g) : 1.f, n1 = o.norm ? __ldg(o.norm + t * 16 + 8 + g) : 1.f;
+      put(o.y, copy, t * 16 + (g & 6), cols, x.x * n0, x.y * n0);
+      put(o.y, copy, t * 16 + 8 + (g & 6), cols, x.z * n1, x.w * n1);
+    }
+    if (o.ssq) {
+      float a = x.x * x.x + x.z * x.z, b = x.y * x.y + x.w * x.w;
+#pragma unroll
+      for (int i = 4; i < 32; i <<= 1) a += __shfl_xor_sync(~0u, a, i), b += __shfl_xor_sync(~0u, b, i);
+      const uint32_t column = c0 + g;
+      if (g < 2 && column < cols) publish(o.ssq + (t * cols + column) * 4, copy.other, __float_as_uint(g ? b : a), column < p.n_rows);
+    }
+  }
+
+  // ---- packets
+  static __device__ __forceinline__ float gate(float x, bool silu) {
+    const float u = silu ? x : 1.5957691216057308f * (x + 0.044715f * x * x * x);   // 2 sqrt(2 / pi); gelu_tanh(x) = x sigmoid(2 y)
+    return __fdividef(x, 1.f + __expf(-u));
+  }
+  // Tokens of columns 2q and 2q + 1.
+  __device__ __forceinline__ uint2 tokens(const Record& r, const Copy& copy) {
+    uint32_t v[1] = {0};
+    if (walk.step == 0) {
+      if (lane < p.n_rows) v[0] = p.tokens[lane];
+    } else {                                       // published by the step before, in the other copy
+      const uint8_t* at = address(p, r.operand(STREAM_EMBED_TOKENS)) + copy.offset + copy.other + lane * 4;
+      poll_words<1>(p, walk, v, [&](int) { return at; }, [&](int) { return lane < p.n_rows; }, WAIT_TOKEN);
+    }
+    return make_uint2(__shfl_sync(~0u, v[0], c0), __shfl_sync(~0u, v[0], c0 + 1));
+  }
+  static __device__ __forceinline__ unsigned long long key(float v, uint32_t n) {
+    const uint32_t u = __float_as_uint(v), ordered = u & 0x80000000u ? ~u : u | 0x80000000u;
+    return (unsigned long long)ordered << 32 | (uint32_t)~n;
+  }
+  // LINEAR, NORM, EMBED and HEAD: every tile is taken or made, scaled by the norm's factor, and published.
+  __device__ __forceinline__ void tiles(const Record& r, const Copy& copy, uint32_t op) {
+    const uint32_t tile0 = r.dim(STREAM_LINEAR_D_TILE0), tile1 = r.dim(STREAM_LINEAR_D_TILE1), k = r.dim(STREAM_LINEAR_D_K), cols = r.dim(STREAM_LINEAR_D_COLS);
+    const bool is_norm = op == OP_STREAM_NORM, is_embed = op == OP_STREAM_EMBED, is_head = op == OP_STREAM_HEAD, is_linear = op == OP_STREAM_LINEAR;
+    const bool rows = is_linear && r.flags() & FLAG_F32_ROWS, gated = is_linear && r.epilogue() != EPI_STORE, silu = r.epilogue() == EPI_GATED_SILU;
+    const uint32_t stride = r.dim(STREAM_LINEAR_D_Y_STRIDE), n_valid = r.dim(STREAM_LINEAR_D_N), parts = min((k / 32 + 7) / 8, (uint32_t)CONSUMERS);
+    const float imm0 = r.imm(0), cap = r.imm(STREAM_HEAD_I_SOFTCAP);
+    const uint32_t first = r.operand(0), second = r.operand(2), third = r.operand(3), fourth = r.operand(4);
+    const uint32_t ssq = is_norm ? r.operand(STREAM_NORM_SSQ) : second;
+    const Out o = is_embed ? out<STREAM_EMBED_STATE>(r, copy) : out<STREAM_LINEAR_STATE>(r, copy);
+    const uint8_t* from = address(p, first);
+    const float* weight = (const float*)address(p, second);               // NORM
+    float* logits = (float*)address(p, third);                            // HEAD
+    const bool has_residual = (is_linear || is_norm) && third != NO_OPERAND;
+    float2 scale = make_float2(1, 1);
+    uint2 token = make_uint2(0, 0);
+    if (is_embed) token = tokens(r, copy);
+    else if (ssq != NO_OPERAND) scale = norm_scale(ssq, k, cols, imm0, copy);
+    unsigned long long best0 = 0, best1 = 0;
+    for (uint32_t t = tile0; t < tile1; t++) {
+      const uint32_t at = t * 512 + lane * 16, n = t * 16 + g;
+      float4 old = make_float4(0, 0, 0, 0), v = old;
+      if (has_residual) old = *(const float4*)(address(p, third) + at);
+      if (is_norm) v = *(const float4*)(from + at);
+      else if (is_embed) v = gather(from, token, n, k, imm0);
+      else v = take(parts);
+      v.x *= scale.x, v.z *= scale.x, v.y *= scale.y, v.w *= scale.y;      // the norm's factor after a product: it is linear
+      if (is_norm) {
+        const float w0 = __ldg(weight + n), w1 = __ldg(weight + n + 8);
+        v.x *= w0, v.y *= w0, v.z *= w1, v.w *= w1;
+      }
+      if (is_head) {
+        if (cap > 0) v.x = cap * tanhf(v.x / cap), v.y = cap * tanhf(v.y / cap), v.z = cap * tanhf(v.z / cap), v.w = cap * tanhf(v.w / cap);
+        float* l = logits + (uint64_t)c0 * stride + n;
+        if (c0 < p.n_rows) l[0] = v.x, l[8] = v.z;
+        if (c0 + 1 < p.n_rows) l[stride] = v.y, l[stride + 8] = v.w;
+        if (n < n_valid) best0 = max(best0, key(v.x, n)), best1 = max(best1, key(v.y, n));
+        if (n + 8 < n_valid) best0 = max(best0, key(v.z, n + 8)), best1 = max(best1, key(v.w, n + 8));
+      } else if (rows) {
+        auto put_row = [&](uint32_t column, uint32_t m, float f) {
+          if (column < cols) publish(o.y + ((uint64_t)column * stride + m) * 4, copy.other, __float_as_uint(f), column < p.n_rows);
+        };
+        put_row(c0, n, v.x), put_row(c0 + 1, n, v.y), put_row(c0, n + 8, v.z), put_row(c0 + 1, n + 8, v.w);
+      } else if (gated) {
+        put(o.y, copy, t * 8 + (g & 6), cols, gate(v.x, silu) * v.z, gate(v.y, silu) * v.w);
+      } else {
+        v.x += old.x, v.y += old.y, v.z += old.z, v.w += old.w;
+        store(o, copy, t, cols, v);
+      }
+    }
+    if (is_head) publish_keys(address(p, fourth) + copy.offset, copy, cols, best0, best1, r.dim(STREAM_HEAD_D_KEY), r.dim(STREAM_HEAD_D_KEYS));
+  }
+  // Features n and n + 8 of the tokens' rows of a table of tiles.
+  __device__ __forceinline__ float4 gather(const uint8_t* table, uint2 token, uint32_t n, uint32_t k, float scale) {
+    auto element = [&](uint32_t t, uint32_t f) {
+      const uint64_t at = (uint64_t)(t / 16) * k * 32 + (f / 32) * CHUNK + (t % 16) * 64 + (f % 32) * 2;
+      return bf16_to_float(__ldg((const uint16_t*)(table + at))) * scale;
+    };
+    float4 x = make_float4(0, 0, 0, 0);
+    if (c0 < p.n_rows) x.x = element(token.x, n), x.z = element(token.x, n + 8);
+    if (c0 + 1 < p.n_rows) x.y = element(token.y, n), x.w = element(token.y, n + 8);
+    return x;
+  }
+  __device__ __forceinline__ void publish_keys(uint8_t* keys, const Copy& copy, uint32_t cols, unsigned long long best0, unsigned long long best1, uint32_t key, uint32_t count) {
+#pragma unroll
+    for (int o = 4; o < 32; o <<= 1) best0 = max(best0, __shfl_xor_sync(~0u, best0, o)), best1 = max(best1, __shfl_xor_sync(~0u, best1, o));
+    const uint32_t column = c0 + g;
+    if (g > 1 || column >= cols) return;
+    uint8_t* at = keys + ((uint64_t)column * count + key) * 8;
+    if (column < p.n_rows) store_pair(at, g ? best1 : best0);
+    store_pair(at + copy.other, ~0ull);
+  }
+  __device__ __forceinline__ void sample(const Record& r, const Copy& copy) {
+    const uint32_t row = r.dim(STREAM_SAMPLE_D_ROW), count = r.dim(STREAM_SAMPLE_D_KEYS), vocab = r.dim(STREAM_SAMPLE_D_VOCAB);
+    if (row >= p.n_rows) return;
+    uint8_t* tokens = address(p, r.operand(STREAM_SAMPLE_TOKENS)) + copy.offset;   // every lane reads fields
+    const uint8_t* keys = address(p, r.operand(STREAM_SAMPLE_KEYS)) + copy.offset + (uint64_t)row * count * 8;
+    unsigned long long best = 0;
+    for (uint32_t i = lane; i < count; i += 32) {
+      unsigned long long k;
+      uint32_t n = 0;
+      while ((k = load_pair(keys + i * 8)) == ~0ull && !(p.flags & NO_WAITS))
+        if (++n >= POLLS / LATE) waiting(p, walk, n, POLLS, WAIT_KEYS, i, 0);
+      best = k > best ? k : best;
+    }
+#pragma unroll
+    for (int o = 16; o; o >>= 1) {
+      const unsigned long long k = __shfl_xor_sync(~0u, best, o);
+      best = k > best ? k : best;
+    }
+    if (lane == 0) {
+      const uint32_t token = min(~(uint32_t)best, vocab - 1);       // without waits the keys are not keys
+      publish(tokens + row * 4, copy.other, token, true);
+      if (p.sample_index[row] >= 0) p.out_tokens[walk.step * MAX_ROWS + p.sample_index[row]] = (int32_t)token;
+    }
+    __syncwarp();
+  }
+  __device__ void run() {
+    for (; walk.step < p.n_steps; walk.advance(p)) {
+      if (walk.packet == 0 && walk.step) {
+        if (lane == 0) wait_steps(p, walk, p.step_base + walk.step);
+        __syncwarp();
+      }
+      const Record r = walk.now;
+      const Copy copy(p, walk.step);
+      const uint32_t op = r.opcode();
+      if (op == OP_STREAM_LINEAR || op == OP_STREAM_HEAD || op == OP_STREAM_NORM || op == OP_STREAM_EMBED) tiles(r, copy, op);
+      else if (op == OP_STREAM_SAMPLE) sample(r, copy);
+      else if (op == OP_NOP) take(0);
+      const uint32_t signal = r.signal();
+      __syncwarp();
+      if (signal != NO_COUNTER && lane == 0) {
+        fence_async();
+        add_release(p.counters + 32 * signal);
+      }
+      if (p.trace && lane == 0 && walk.step + 1 == p.n_steps)
+        p.trace[((uint64_t)blockIdx.x * p.max_packets + walk.packet) * 4 + 3] = global_time();
+    }
+  }
+};
+static_assert(STREAM_LINEAR_STATE == 4 && STREAM_NORM_STATE == 4 && STREAM_LINEAR_RESIDUAL == 3 && STREAM_NORM_RESIDUAL == 3 && STREAM_NORM_WEIGHT == 2 &&
+                  STREAM_LINEAR_SSQ == 2 && STREAM_HEAD_SSQ == 2 && STREAM_HEAD_LOGITS == 3 && STREAM_HEAD_KEYS == 4 && STREAM_EMBED_TABLE == 0 && STREAM_NORM_X == 0,
+              "tiles() reads operands by position");
+static_assert(STREAM_LINEAR_D_N == STREAM_HEAD_D_N && STREAM_LINEAR_D_Y_STRIDE == STREAM_HEAD_D_LOGITS_STRIDE && STREAM_NORM_D_K == STREAM_LINEAR_D_K &&
+                  STREAM_EMBED_D_K == STREAM_LINEAR_D_K && STREAM_LINEAR_I_EPS == 0 && STREAM_NORM_I_EPS == 0 && STREAM_EMBED_I_SCALE == 0,
+              "tiles() reads dims and immediates by position");

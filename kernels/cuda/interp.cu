@@ -1,0 +1,45 @@
+// The interpreter of STREAM packets for Hopper: one cooperative kernel, one worker an SM, every worker walks its own static
+// list of packets, step after step. See docs/gpu.md.
+// Build: nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -cubin interp.cu
+#define _Static_assert static_assert
+#include "attention.cuh"
+#include "epilogue.cuh"
+#include "linear.cuh"
+#include "loader.cuh"
+
+// {threads, bytes of dynamic shared memory, sizeof(Params), ABI version}: read by the host, so that no number stands twice
+__device__ __constant__ uint32_t plow_launch[4] = {WARPS * 32, sizeof(Shared), sizeof(Params), ABI_VERSION};
+
+__device__ __forceinline__ void consume(const Params& p, Shared& s) {
+  Consumer c(p, s);
+  for (; c.walk.step < p.n_steps; c.walk.advance(p)) {
+    if (c.walk.packet == 0) c.fresh = true;
+    const uint32_t op = c.walk.now.opcode();
+    if (op == OP_STREAM_LINEAR || op == OP_STREAM_HEAD) consume_linear(c);
+    else if (op == OP_STREAM_ATTENTION) consume_attention(c);
+    else if (op == OP_NOP) c.hand_over(make_float4(0, 0, 0, 0), false);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) plow_interp(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) uint8_t raw[];
+  Shared& s = *(Shared*)raw;
+  for (uint32_t i = threadIdx.x * 16; i < sizeof(s.ring); i += WARPS * 32 * 16) *(uint4*)((uint8_t*)s.ring + i) = make_uint4(0, 0, 0, 0);
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");           // the copies that follow come after these stores
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) barrier_init(shared_address(&s.full[i]), 1), barrier_init(shared_address(&s.empty[i]), 2);
+    for (int i = 0; i < SUMS; i++) barrier_init(shared_address(&s.sums_full[i]), CONSUMERS), barrier_init(shared_address(&s.sums_empty[i]), 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+  const uint32_t warp = threadIdx.x >> 5;
+  if (warp < CONSUMERS) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+    consume(p, s);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
+    if (warp == EPILOGUE) Epilogue(p, s).run();
+    else if (warp == LOADER) Loader(p, s).run();
+  }
+}

@@ -1,0 +1,139 @@
+"""Builds the CUDA interpreter (kernels/cuda) into a bundle: one cubin an ISA, with a resource report under a budget.
+
+nvcc needs no GPU. The result is cached by the digest of sources, flags and compiler: a build takes half a minute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from plow.errors import ConfigError, ToolMissing
+from plow.packet.cheader import header
+
+SOURCES = Path(__file__).parents[2] / "kernels" / "cuda"
+BUDGET = SOURCES / "budget.toml"
+KERNEL = "plow_interp"
+ARCHITECTURES = {"sm_90a": "arch=compute_90a,code=sm_90a"}
+FLAGS = ("-O3", "-std=c++17", "-cubin", "-Xptxas", "-v")
+
+
+def build(out: Path, isa: str = "sm_90a", nvcc: str = "", defines: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Compile to out/interp.<isa>.cubin and return its manifest entry. Raises ToolMissing without nvcc, ConfigError for
+    an unknown isa, a failed compilation, or a kernel that needs more than kernels/cuda/budget.toml allows."""
+    if isa not in ARCHITECTURES:
+        raise ConfigError(f"unknown isa {isa!r}", "--isa", f"known: {', '.join(ARCHITECTURES)}")
+    compiler = find_nvcc(nvcc)
+    version = _version(compiler)
+    flags = [*FLAGS, f"-gencode={ARCHITECTURES[isa]}", *defines]
+    key = hashlib.sha256("\0".join([source_sha256(), version, *flags]).encode()).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plow" / "cuda" / key
+    if not (cache / "interp.cubin").is_file():
+        _compile(compiler, flags, cache)
+    resources = resource_report((cache / "ptxas.txt").read_text())
+    check_budget(resources)
+    file = f"interp.{isa}.cubin"
+    shutil.copy(cache / "interp.cubin", out / file)
+    digest = hashlib.sha256((out / file).read_bytes()).hexdigest()
+    return {
+        "file": file,
+        "sha256": digest,
+        "isa": isa,
+        "compiler": version,
+        "flags": flags,
+        "source_sha256": source_sha256(),
+        "resources": resources,
+    }
+
+
+def find_nvcc(choice: str = "") -> str:
+    """The compiler: `choice`, $PLOW_NVCC, PATH, or the pip toolkit. Raises ToolMissing."""
+    wheels = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
+    candidates = [
+        choice,
+        os.environ.get("PLOW_NVCC", ""),
+        shutil.which("nvcc") or "",
+        *map(str, sorted(wheels.glob("*/bin/nvcc"))),
+    ]
+    for path in candidates:
+        if path and Path(path).is_file():
+            return path
+    raise ToolMissing("no CUDA compiler", "nvcc", "install the CUDA toolkit, or pip install plow[cuda]")
+
+
+def source_sha256() -> str:
+    """Digest of the CUDA sources and of the ABI header that they are compiled with."""
+    digest = hashlib.sha256()
+    for path in _sources():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest.update(header().encode())
+    return digest.hexdigest()
+
+
+def resource_report(ptxas: str) -> dict[str, int]:
+    """{"registers", "stack", "spill_stores", "spill_loads"} (bytes) of the kernel from ptxas -v. Raises ConfigError."""
+    at = ptxas.find(f"Function properties for {KERNEL}")
+    frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", ptxas[at:])
+    used = re.search(r"Used (\d+) registers", ptxas[at:])
+    if at < 0 or frame is None or used is None:
+        raise ConfigError(f"ptxas says nothing about {KERNEL}", str(SOURCES), "compile with -Xptxas -v")
+    return {
+        "registers": int(used[1]),
+        "stack": int(frame[1]),
+        "spill_stores": int(frame[2]),
+        "spill_loads": int(frame[3]),
+    }
+
+
+def check_budget(resources: dict[str, int]) -> None:
+    """Raises ConfigError naming what grew beyond the budget file."""
+    budget = tomllib.loads(BUDGET.read_text())[KERNEL]
+    for name, most in budget.items():
+        if resources[name] > most:
+            raise ConfigError(
+                f"{KERNEL} needs {name} {resources[name]}, the budget is {most}",
+                str(BUDGET),
+                "make the kernel smaller, or measure that the larger one is faster and raise the budget",
+            )
+
+
+def _sources() -> list[Path]:
+    return sorted(p for p in SOURCES.iterdir() if p.suffix in (".cu", ".cuh", ".h") and p.name != "plow_abi.h")
+
+
+def _version(compiler: str) -> str:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"release [\d.]+, (V[\d.]+)", done.stdout)
+    return f"nvcc {found[1] if found else 'version unknown'}"
+
+
+def _compile(compiler: str, flags: list[str], cache: Path) -> None:
+    """Fill the cache entry, which appears whole or not at all."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in _sources():
+            shutil.copy(path, scratch)
+        (Path(scratch) / "plow_abi.h").write_text(header())
+        done = subprocess.run(
+            [compiler, *flags, "interp.cu", "-o", "interp.cubin"],
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            error = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+            raise ConfigError(f"the interpreter does not compile: {error}", str(SOURCES), "use nvcc 12.4 or newer")
+        (Path(scratch) / "ptxas.txt").write_text(done.stderr + done.stdout)
+        cache.mkdir(parents=True, exist_ok=True)
+        for name in ("ptxas.txt", "interp.cubin"):
+            shutil.copy(Path(scratch) / name, cache / f"{name}.partial")
+            (cache / f"{name}.partial").rename(cache / name)
