@@ -21,28 +21,38 @@ struct Attention {
 
   Consumer& c;
   const Record r;
-  const Copy copy;
-  uint32_t row, head, split, splits, group, window, cols;
+  uint32_t row, head, split, group;
   Span span;
   float acc[DIMS / 8][4], peak = LOWEST, mass = 0;
   uint4 query[CHUNKS];
 
   __device__ __forceinline__ explicit Attention(Consumer& c)
-      : c(c), r(c.walk.now), copy(c.p, c.walk.step), row(r.dim(STREAM_ATTENTION_D_ROW)), head(r.dim(STREAM_ATTENTION_D_KV_HEAD)),
-        split(r.dim(STREAM_ATTENTION_D_SPLIT)), splits(r.dim(STREAM_ATTENTION_D_SPLITS)),
+      : c(c), r(c.walk.now), row(r.dim(STREAM_ATTENTION_D_ROW)), head(r.dim(STREAM_ATTENTION_D_KV_HEAD)), split(r.dim(STREAM_ATTENTION_D_SPLIT)),
         group(r.dim(STREAM_ATTENTION_D_NUM_HEADS) / r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS)),
-        window(r.dim(STREAM_ATTENTION_D_WINDOW)), cols(r.dim(STREAM_ATTENTION_D_COLS)),
-        span(c.p, row, split, splits, window, c.walk.step) {
+        span(c.p, row, split, r.dim(STREAM_ATTENTION_D_SPLITS), r.dim(STREAM_ATTENTION_D_WINDOW), c.walk.step) {
 #pragma unroll
     for (int d = 0; d < DIMS / 8; d++) acc[d][0] = acc[d][1] = acc[d][2] = acc[d][3] = 0;
   }
 
-  // A head of a row: x[i] and x[i + DH/2] of pairs i = lane, lane + 32, ..., normalised and rotated.
-  __device__ __forceinline__ void load_head(uint32_t row_, uint32_t index, bool on, uint32_t (&raw)[2 * PAIRS]) {
-    const uint8_t* at = address(c.p, r.operand(STREAM_ATTENTION_QKV)) + copy.offset + ((uint64_t)row_ * r.dim(STREAM_ATTENTION_D_QKV_STRIDE) + index * DH) * 4;
-    poll_words<2 * PAIRS>(c.p, c.walk, raw, [&](int j) { return at + ((j & 1) * (DH / 2) + (j >> 1) * 32 + c.lane()) * 4; }, [&](int) { return on; }, WAIT_ROWS);
+  // N heads of a row: x[i] and x[i + DH/2] of pairs i = lane, lane + 32, ... of each head.
+  template <int N>
+  __device__ __forceinline__ void load_heads(uint32_t row_, const uint32_t (&index)[N], uint32_t (&raw)[2 * PAIRS * N]) {
+    const uint8_t* at = address(c.p, r.operand(STREAM_ATTENTION_QKV)) + Copy(c.p, c.walk.step).offset + (uint64_t)row_ * r.dim(STREAM_ATTENTION_D_QKV_STRIDE) * 4;
+    poll_words<2 * PAIRS * N>(c.p, c.walk, raw, [&](int j) { return at + (index[j / (2 * PAIRS)] * DH + feature(j % (2 * PAIRS), c.lane())) * 4; },
+                              [](int) { return true; }, WAIT_ROWS);
   }
-  __device__ __forceinline__ void rotate(float (&v)[2 * PAIRS], uint32_t position, uint32_t norm_operand) {
+  struct Turn {
+    float cosine[PAIRS], sine[PAIRS];
+  };
+  __device__ __forceinline__ Turn turn(uint32_t position) const {
+    Turn t;
+    const float* table = (const float*)address(c.p, r.operand(STREAM_ATTENTION_ROPE)) + (uint64_t)position * DH + c.lane();
+    const bool on = r.flags() & FLAG_ROPE;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) t.cosine[i] = on ? __ldg(table + i * 32) : 1.f, t.sine[i] = on ? __ldg(table + DH / 2 + i * 32) : 0.f;
+    return t;
+  }
+  __device__ __forceinline__ void rotate(float (&v)[2 * PAIRS], const Turn& t, uint32_t norm_operand) {
     if (r.flags() & FLAG_QK_NORM) {
       const float* norm = (const float*)address(c.p, norm_operand);
       float sum = 0;
@@ -52,16 +62,13 @@ struct Attention {
       for (int o = 1; o < 32; o <<= 1) sum += __shfl_xor_sync(~0u, sum, o);
       const float scale = rsqrtf(sum * (1.f / DH) + r.imm(STREAM_ATTENTION_I_QK_EPS));
 #pragma unroll
-      for (int j = 0; j < 2 * PAIRS; j++) v[j] *= scale * __ldg(norm + (j & 1) * (DH / 2) + (j >> 1) * 32 + c.lane());
+      for (int j = 0; j < 2 * PAIRS; j++) v[j] *= scale * __ldg(norm + feature(j, c.lane()));
     }
-    if (r.flags() & FLAG_ROPE) {
-      const float* table = (const float*)address(c.p, r.operand(STREAM_ATTENTION_ROPE)) + (uint64_t)position * DH + c.lane();
 #pragma unroll
-      for (int i = 0; i < PAIRS; i++) {
-        const float cosine = __ldg(table + i * 32), sine = __ldg(table + DH / 2 + i * 32), a = v[2 * i], b = v[2 * i + 1];
-        v[2 * i] = a * cosine - b * sine;
-        v[2 * i + 1] = b * cosine + a * sine;
-      }
+    for (int i = 0; i < PAIRS; i++) {
+      const float a = v[2 * i], b = v[2 * i + 1];
+      v[2 * i] = a * t.cosine[i] - b * t.sine[i];
+      v[2 * i + 1] = b * t.cosine[i] + a * t.sine[i];
     }
   }
   static __device__ __forceinline__ uint32_t feature(int j, uint32_t lane) { return (j & 1) * (DH / 2) + (j >> 1) * 32 + lane; }
@@ -80,40 +87,46 @@ struct Attention {
       if (c.p.slots[j] == c.p.slots[row] && position <= span.position && position >= span.first) mine |= 1u << j;
     }
     if (split) mine = 0;
-    if (mine)
+    // Warp w takes query head w and the key of row 7 - w. What does not depend on this step's values comes before the polls.
+    const uint32_t key_row = CONSUMERS - 1 - c.warp(), q_norm = r.operand(STREAM_ATTENTION_Q_NORM), k_norm = r.operand(STREAM_ATTENTION_K_NORM);
+    const bool has_query = c.warp() < group, has_key = mine >> key_row & 1;
+    const uint32_t key_position = c.p.positions[key_row] + c.walk.step;
+    Turn t = turn(has_query || !has_key ? span.position : key_position);
+    if (mine) {
       for (uint32_t i = threadIdx.x * 16; i < PAGE; i += CONSUMERS * 32 * 16) *(uint4*)(c.s.scratch + i) = make_uint4(0, 0, 0, 0);
-    uint32_t raw[2 * PAIRS], raw_k[2 * PAIRS], raw_v[2 * PAIRS];
-    const uint32_t q_norm = r.operand(STREAM_ATTENTION_Q_NORM), k_norm = r.operand(STREAM_ATTENTION_K_NORM);
-    const bool has_query = c.warp() < group, has_key = mine >> c.warp() & 1;
+      consumers_meet();
+    }
     float v[2 * PAIRS];
     if (has_query) {
-      load_head(row, head * group + c.warp(), true, raw);
+      uint32_t raw[2 * PAIRS];
+      const uint32_t index[1] = {head * group + c.warp()};
+      load_heads<1>(row, index, raw);
 #pragma unroll
       for (int j = 0; j < 2 * PAIRS; j++) v[j] = __uint_as_float(raw[j]);
-      rotate(v, span.position, q_norm);
+      rotate(v, t, q_norm);
 #pragma unroll
       for (int j = 0; j < 2 * PAIRS; j++) c.s.q[c.warp() * DH + feature(j, c.lane())] = pack(v[j], 0);
     }
-    if (mine) consumers_meet();                    // the page is zeroed
     if (has_key) {
-      const uint32_t position = c.p.positions[c.warp()] + c.walk.step;
-      load_head(c.warp(), heads + head, true, raw_k);
-      load_head(c.warp(), heads + kv_heads + head, true, raw_v);
-#pragma unroll
-      for (int j = 0; j < 2 * PAIRS; j++) v[j] = __uint_as_float(raw_k[j]);
-      rotate(v, position, k_norm);
+      if (has_query) t = turn(key_position);
+      uint32_t raw[4 * PAIRS];
+      const uint32_t index[2] = {heads + head, heads + kv_heads + head};
       uint8_t* page = nullptr;
-      if (c.warp() == row) {
-        const int32_t block = __ldg(c.p.page_table + (uint64_t)c.p.slots[row] * c.p.blocks_per_seq + position / KV_BLOCK);
+      if (key_row == row) {
+        const int32_t block = __ldg(c.p.page_table + (uint64_t)c.p.slots[row] * c.p.blocks_per_seq + key_position / KV_BLOCK);
         page = address(c.p, r.operand(STREAM_ATTENTION_KV)) + ((uint64_t)block * kv_heads + head) * PAGE;
       }
+      load_heads<2>(key_row, index, raw);
+#pragma unroll
+      for (int j = 0; j < 2 * PAIRS; j++) v[j] = __uint_as_float(raw[j]);
+      rotate(v, t, k_norm);
 #pragma unroll
       for (int j = 0; j < 2 * PAIRS; j++) {
         const uint32_t d = feature(j, c.lane());
-        const uint16_t k16 = pack(v[j], 0), v16 = pack(__uint_as_float(raw_v[j]), 0);
-        *(uint16_t*)(c.s.scratch + key_offset(c.warp(), d)) = k16;
-        *(uint16_t*)(c.s.scratch + value_offset(c.warp(), d)) = v16;
-        if (page) *(uint16_t*)(page + key_offset(position & 15, d)) = k16, *(uint16_t*)(page + value_offset(position & 15, d)) = v16;
+        const uint16_t k16 = pack(v[j], 0), v16 = pack(__uint_as_float(raw[2 * PAIRS + j]), 0);
+        *(uint16_t*)(c.s.scratch + key_offset(key_row, d)) = k16;
+        *(uint16_t*)(c.s.scratch + value_offset(key_row, d)) = v16;
+        if (page) *(uint16_t*)(page + key_offset(key_position & 15, d)) = k16, *(uint16_t*)(page + value_offset(key_position & 15, d)) = v16;
       }
       if (page) fence_async();
     }
@@ -212,17 +225,51 @@ struct Attention {
       out += f * ((const float*)c.s.scratch)[w * group * DH + index];
     }
   }
-  __device__ __forceinline__ void publish_output(uint32_t index, float value, bool on) {
-    const uint32_t word = pack(value, __shfl_down_sync(~0u, value, 1));
-    uint8_t* y = address(c.p, r.operand(STREAM_ATTENTION_Y)) + copy.offset + vec_offset(head * group * DH + index, cols == 1 ? 0 : row, cols);
-    if (on && !(c.lane() & 1)) publish(y, copy.other, word, true);
+  // Where element `index` of the group's output is published.
+  __device__ __forceinline__ uint8_t* output(uint32_t index) const {
+    const uint32_t cols = r.dim(STREAM_ATTENTION_D_COLS);
+    return address(c.p, r.operand(STREAM_ATTENTION_Y)) + Copy(c.p, c.walk.step).offset + vec_offset(head * group * DH + index, cols == 1 ? 0 : row, cols);
   }
   __device__ __forceinline__ void run() {
-    const uint32_t mine = prepare();
-    pages(mine);
+    const bool alone = span.used == 1;
+    if (!alone || split == 0) {
+      const uint32_t mine = prepare();
+      c.mark(1);
+      pages(mine);
+      keep();
+    }
+    const Copy copy(c.p, c.walk.step);
+    const uint32_t splits = r.dim(STREAM_ATTENTION_D_SPLITS), width = group * DH, words = width + (2 * group + 3) / 4 * 4;
+    float* all = (float*)(address(c.p, r.operand(STREAM_ATTENTION_PARTIALS)) + copy.offset) + (uint64_t)(row * r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS) + head) * splits * words;
+    for (uint32_t i = threadIdx.x; i < width; i += CONSUMERS * 32) {      // width is a multiple of 32
+      float top = 0, sum = 1, out = 0;
+      if (!alone || split == 0) combine(i, top, sum, out);
+      if (alone && split == 0) {
+        const float v = __fdividef(out, sum);
+        const uint32_t word = pack(v, __shfl_down_sync(~0u, v, 1));
+        uint8_t* y = output(i);
+        if (!(c.lane() & 1)) publish(y, copy.other, word, true);
+      }
+      const bool active = split < span.used && !alone;
+      publish((uint8_t*)(all + split * words + i), copy.other, __float_as_uint(out), active);
+      if (i % DH == 0) {
+        uint8_t* at = (uint8_t*)(all + split * words + width + 2 * (i / DH));
+        publish(at, copy.other, __float_as_uint(top), active);
+        publish(at + 4, copy.other, __float_as_uint(sum), active);
+      }
+    }
+    if (alone) return;
+    const uint32_t share = width / splits;         // a multiple of 4
+    for (uint32_t i = c.warp() * 8; i < share; i += CONSUMERS * 8) {
+      const uint32_t mine4 = i + (c.lane() >> 4) * 4;
+      merge(all, words, width, split * share + min(mine4, share - 4), mine4 < share);
+    }
+  }
+  // This warp's sums to shared memory, in place of the step's own page.
+  __device__ __forceinline__ void keep() {
     mass += __shfl_xor_sync(~0u, mass, 1);
     mass += __shfl_xor_sync(~0u, mass, 2);
-    consumers_meet();                              // the step's own page is read: scratch becomes partial sums
+    consumers_meet();
     if (c.g() < group) {
       const uint32_t slot = PAGES == 1 ? c.pair() : c.warp(), first_dim = PAGES == 1 ? c.half() * DIMS : 0;
       float* out = (float*)c.s.scratch + (slot * group + c.g()) * DH + first_dim;
@@ -232,57 +279,30 @@ struct Attention {
     }
     consumers_meet();
     c.mark(2);
-    const uint32_t width = group * DH, words = width + 2 * group, kv_heads = r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS);
-    float* all = (float*)(address(c.p, r.operand(STREAM_ATTENTION_PARTIALS)) + copy.offset) + (uint64_t)(row * kv_heads + head) * splits * words;
-    const int64_t other = copy.other;
-    for (uint32_t i = threadIdx.x; i < width; i += CONSUMERS * 32) {      // width is a multiple of 32
-      float top, sum, out;
-      combine(i, top, sum, out);
-      float* to = all + split * words + i;
-      const bool active = split < span.used && span.used > 1;
-      publish((uint8_t*)to, other, __float_as_uint(out), active);
-      if (i % DH == 0) {
-        uint8_t* at = (uint8_t*)(all + split * words + width + 2 * (i / DH));
-        publish(at, other, __float_as_uint(top), active);
-        publish(at + 4, other, __float_as_uint(sum), active);
-      }
-      if (span.used == 1 && split == 0) publish_output(i, __fdividef(out, sum), true);
-    }
-    if (span.used == 1) return;
-    const uint32_t share = width / splits;
-    for (uint32_t i0 = 0; i0 + c.warp() * 32 < share; i0 += CONSUMERS * 32) {
-      const uint32_t i = i0 + threadIdx.x, index = split * share + i, h = index / DH;
-      merge(all, words, width, index, h, i < share);
-    }
   }
-  __device__ __forceinline__ void merge(const float* all, uint32_t words, uint32_t width, uint32_t index, uint32_t h, bool on) {
-    uint32_t o[16];
-    uint2 pm[16];
-    uint32_t n = 0;
-    while (true) {
-      bool ok = true;
+  // Four columns of y from all parts: lane k of 16 reads part k, a half of the warp makes four columns.
+  __device__ __forceinline__ void merge(const float* all, uint32_t words, uint32_t width, uint32_t index, bool on) {
+    const uint32_t part = c.lane() & 15, h = index / DH;
+    const bool is = on && part < span.used;
+    const float* from = all + (is ? part : 0) * words;
+    uint4 o[1];
+    uint32_t pm[2];
+    poll_issue<1>(o, [&](int) { return from + index; }, [&](int) { return is; });
+    poll_words<2>(c.p, c.walk, pm, [&](int j) { return from + width + 2 * h + j; }, [&](int) { return is; }, WAIT_PARTIAL);
+    poll_settle<1>(c.p, c.walk, o, [&](int) { return from + index; }, WAIT_PARTIAL);
+    const float peak_ = is ? __uint_as_float(pm[0]) : LOWEST;
+    float top = peak_;
 #pragma unroll
-      for (int k = 0; k < 16; k++) {
-        const bool is = on && k < span.used;
-        const float* from = all + (is ? k : 0) * words;
-        o[k] = is ? load_word(from + index) : 0;
-        pm[k] = is ? load_two(from + width + 2 * h) : make_uint2(__float_as_uint(LOWEST), 0);
-      }
+    for (int s = 1; s < 16; s <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, s));
+    const float f = exp2f(peak_ - top);
+    float v[5] = {f * __uint_as_float(pm[1]), f * __uint_as_float(o[0].x), f * __uint_as_float(o[0].y), f * __uint_as_float(o[0].z), f * __uint_as_float(o[0].w)};
 #pragma unroll
-      for (int k = 0; k < 16; k++) ok &= o[k] != UNWRITTEN_WORD && pm[k].x != UNWRITTEN_WORD && pm[k].y != UNWRITTEN_WORD;
-      if (__all_sync(~0u, ok) || (c.p.flags & NO_WAITS)) break;
-      if (++n >= POLLS / LATE) waiting(c.p, c.walk, n, POLLS, WAIT_PARTIAL, span.used, 0);
-    }
-    float top = LOWEST, sum = 0, out = 0;
+    for (int s = 1; s < 16; s <<= 1)
 #pragma unroll
-    for (int k = 0; k < 16; k++) top = fmaxf(top, __uint_as_float(pm[k].x));
-#pragma unroll
-    for (int k = 0; k < 16; k++) {
-      const float f = exp2f(__uint_as_float(pm[k].x) - top);
-      sum += f * __uint_as_float(pm[k].y);
-      out += f * __uint_as_float(o[k]);
-    }
-    publish_output(index, __fdividef(out, sum), on);
+      for (int e = 0; e < 5; e++) v[e] += __shfl_xor_sync(~0u, v[e], s);
+    const float inverse = __fdividef(1.f, v[0]);
+    uint8_t* y = output(index);
+    if (on && part < 2) publish(y + part * 4, Copy(c.p, c.walk.step).other, part ? pack(v[3] * inverse, v[4] * inverse) : pack(v[1] * inverse, v[2] * inverse), true);
   }
 };
 
@@ -292,7 +312,6 @@ __device__ __forceinline__ void consume_attention(Consumer& c) {
   c.mark(0);
   consumers_meet();                                // the packet before is done with shared memory
   c.begin_step();
-  c.mark(1);
   c.idle = false;
   if (head_dim == 64) Attention<64>(c).run();
   else if (head_dim == 128) Attention<128>(c).run();

@@ -101,10 +101,10 @@ struct Epilogue {
             q == NO_OPERAND ? nullptr : address(p, q) + copy.offset, n == NO_OPERAND ? nullptr : (const float*)address(p, n)};
   }
   // x: a tile's result in fp32. Keeps it, publishes it scaled for the norm that reads it, and its sum of squares.
-  __device__ __forceinline__ void store(const Out& o, const Copy& copy, uint32_t t, uint32_t cols, float4 x) {
+  // n0, n1: the reader's norm at the tile's features g and g + 8.
+  __device__ __forceinline__ void store(const Out& o, const Copy& copy, uint32_t t, uint32_t cols, float4 x, float n0, float n1) {
     if (o.state) *(float4*)(o.state + t * 512 + lane * 16) = x;
     if (o.y) {
-      const float n0 = o.norm ? __ldg(o.norm + t * 16 + g) : 1.f, n1 = o.norm ? __ldg(o.norm + t * 16 + 8 + g) : 1.f;
       put(o.y, copy, t * 16 + (g & 6), cols, x.x * n0, x.y * n0);
       put(o.y, copy, t * 16 + 8 + (g & 6), cols, x.z * n1, x.w * n1);
     }
@@ -123,7 +123,7 @@ struct Epilogue {
     return __fdividef(x, 1.f + __expf(-u));
   }
   // Tokens of columns 2q and 2q + 1.
-  __device__ __forceinline__ uint2 tokens(const Record& r, const Copy& copy) {
+  __device__ __forceinline__ uint2 tokens(const Record& r, const Copy& copy, uint32_t vocab) {
     uint32_t v[1] = {0};
     if (walk.step == 0) {
       if (lane < p.n_rows) v[0] = p.tokens[lane];
@@ -131,10 +131,11 @@ struct Epilogue {
       const uint8_t* at = address(p, r.operand(STREAM_EMBED_TOKENS)) + copy.offset + copy.other + lane * 4;
       poll_words<1>(p, walk, v, [&](int) { return at; }, [&](int) { return lane < p.n_rows; }, WAIT_TOKEN);
     }
+    v[0] = min(v[0], vocab - 1);                   // without waits it is no token
     return make_uint2(__shfl_sync(~0u, v[0], c0), __shfl_sync(~0u, v[0], c0 + 1));
   }
   static __device__ __forceinline__ unsigned long long key(float v, uint32_t n) {
-    const uint32_t u = __float_as_uint(v), ordered = u & 0x80000000u ? ~u : u | 0x80000000u;
+    const uint32_t u = __float_as_uint(v), ordered = !(v == v) ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;   // NaN never wins
     return (unsigned long long)ordered << 32 | (uint32_t)~n;
   }
   // LINEAR, NORM, EMBED and HEAD: every tile is taken or made, scaled by the norm's factor, and published.
@@ -153,21 +154,21 @@ struct Epilogue {
     const bool has_residual = (is_linear || is_norm) && third != NO_OPERAND;
     float2 scale = make_float2(1, 1);
     uint2 token = make_uint2(0, 0);
-    if (is_embed) token = tokens(r, copy);
+    if (is_embed) token = tokens(r, copy, n_valid);
     else if (ssq != NO_OPERAND) scale = norm_scale(ssq, k, cols, imm0, copy);
     unsigned long long best0 = 0, best1 = 0;
     for (uint32_t t = tile0; t < tile1; t++) {
       const uint32_t at = t * 512 + lane * 16, n = t * 16 + g;
       float4 old = make_float4(0, 0, 0, 0), v = old;
       if (has_residual) old = *(const float4*)(address(p, third) + at);
+      float n0 = 1, n1 = 1, w0 = 1, w1 = 1;        // what does not depend on this step comes before the wait
+      if (o.norm && !is_head) n0 = __ldg(o.norm + n), n1 = __ldg(o.norm + n + 8);
+      if (is_norm) w0 = __ldg(weight + n), w1 = __ldg(weight + n + 8);
       if (is_norm) v = *(const float4*)(from + at);
       else if (is_embed) v = gather(from, token, n, k, imm0);
       else v = take(parts);
       v.x *= scale.x, v.z *= scale.x, v.y *= scale.y, v.w *= scale.y;      // the norm's factor after a product: it is linear
-      if (is_norm) {
-        const float w0 = __ldg(weight + n), w1 = __ldg(weight + n + 8);
-        v.x *= w0, v.y *= w0, v.z *= w1, v.w *= w1;
-      }
+      v.x *= w0, v.y *= w0, v.z *= w1, v.w *= w1;
       if (is_head) {
         if (cap > 0) v.x = cap * tanhf(v.x / cap), v.y = cap * tanhf(v.y / cap), v.z = cap * tanhf(v.z / cap), v.w = cap * tanhf(v.w / cap);
         float* l = logits + (uint64_t)c0 * stride + n;
@@ -184,7 +185,7 @@ struct Epilogue {
         put(o.y, copy, t * 8 + (g & 6), cols, gate(v.x, silu) * v.z, gate(v.y, silu) * v.w);
       } else {
         v.x += old.x, v.y += old.y, v.z += old.z, v.w += old.w;
-        store(o, copy, t, cols, v);
+        store(o, copy, t, cols, v, n0, n1);
       }
     }
     if (is_head) publish_keys(address(p, fourth) + copy.offset, copy, cols, best0, best1, r.dim(STREAM_HEAD_D_KEY), r.dim(STREAM_HEAD_D_KEYS));
@@ -261,5 +262,5 @@ static_assert(STREAM_LINEAR_STATE == 4 && STREAM_NORM_STATE == 4 && STREAM_LINEA
                   STREAM_LINEAR_SSQ == 2 && STREAM_HEAD_SSQ == 2 && STREAM_HEAD_LOGITS == 3 && STREAM_HEAD_KEYS == 4 && STREAM_EMBED_TABLE == 0 && STREAM_NORM_X == 0,
               "tiles() reads operands by position");
 static_assert(STREAM_LINEAR_D_N == STREAM_HEAD_D_N && STREAM_LINEAR_D_Y_STRIDE == STREAM_HEAD_D_LOGITS_STRIDE && STREAM_NORM_D_K == STREAM_LINEAR_D_K &&
-                  STREAM_EMBED_D_K == STREAM_LINEAR_D_K && STREAM_LINEAR_I_EPS == 0 && STREAM_NORM_I_EPS == 0 && STREAM_EMBED_I_SCALE == 0,
+                  STREAM_EMBED_D_K == STREAM_LINEAR_D_K && STREAM_EMBED_D_VOCAB == STREAM_LINEAR_D_N && STREAM_LINEAR_I_EPS == 0 && STREAM_NORM_I_EPS == 0 && STREAM_EMBED_I_SCALE == 0,
               "tiles() reads dims and immediates by position");

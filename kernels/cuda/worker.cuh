@@ -117,6 +117,11 @@ __device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, %0;
 __device__ __forceinline__ uint32_t chunks_of(uint32_t k) { return k / 32; }
 __device__ __forceinline__ uint32_t stages_of(uint32_t k) { return (k / 32 + 15) / 16; }
 
+#ifndef PLOW_SPLIT_PAGES
+#define PLOW_SPLIT_PAGES 32
+#endif
+constexpr uint32_t SPLIT_PAGES = PLOW_SPLIT_PAGES; // a part of fewer pages is not worth the exchange of partial results
+
 // The cached positions that one split of a row's attention reads: pages page0..page1, of them positions first..end.
 struct Span {
   uint32_t page0, page1, first, end, position, used;
@@ -128,7 +133,7 @@ struct Span {
       if (p.slots[j] == p.slots[row]) end = min(end, p.positions[j] + step);
     first = window && position + 1 > window ? position + 1 - window : 0;
     const uint32_t low = first / KV_BLOCK, high = (end + KV_BLOCK - 1) / KV_BLOCK, pages = end > first ? high - low : 0;
-    const uint32_t each = max((pages + splits - 1) / splits, 1u);
+    const uint32_t each = max((pages + splits - 1) / splits, SPLIT_PAGES);
     used = max((pages + each - 1) / each, 1u);
     page0 = low + min(split * each, pages);
     page1 = low + min((split + 1) * each, pages);

@@ -22,7 +22,8 @@ copy 0, copy 1 lies `published_bytes` (packet header) behind it. Whoever writes 
 re-arms the same word of the other copy, whose readers have all ended with the step before. Layouts:
 
     vec    bf16 [features/32][cols][32]        rows   f32 [cols][stride]      ssq      f32 [features/16][cols]
-    keys   u64 [cols][HEAD packets]            tokens u32 [cols]              partial  f32 [..][group * (head_dim + 2)]
+    keys   u64 [cols][HEAD packets]            tokens u32 [cols]              partial  f32 [..][group * head_dim + 2 * group]
+    (partial: maximum and mass of a head behind the sums, padded to a multiple of 4 words)
     state  f32 [features/16][32][4], not published: tile t, lane 4g + q holds rows 16t + g and 16t + g + 8 of columns
            2q and 2q + 1; written and read by the worker that owns the tile
     tiles  bf16 weights [rows/16][features/32][2][8][32]; half h of tile t holds rows 16t + 8h .. + 8, or with a GATED

@@ -91,6 +91,10 @@ def page_bytes(head_dim: int) -> int:
     return 2 * KV_BLOCK * head_dim * 2
 
 
+def align_to(n: int, step: int) -> int:
+    return n + -n % step
+
+
 def columns(rows: int) -> int:
     """Columns of published values of a program."""
     return 1 if rows == 1 else STREAM_COLUMNS
@@ -98,11 +102,11 @@ def columns(rows: int) -> int:
 
 def splits_of(form: StreamForm, rows: int, workers: int) -> int:
     """Parts of the context: the largest power of two that gives every packet a worker of its own and every part an even
-    share of the columns."""
+    share of the columns (a multiple of 4)."""
     d = form.dims
     width = d["num_heads"] // d["num_kv_heads"] * d["head_dim"]
     splits = 1
-    while splits < MAX_SPLITS and rows * d["num_kv_heads"] * splits * 2 <= workers and width % (splits * 4) == 0:
+    while splits < MAX_SPLITS and rows * d["num_kv_heads"] * splits * 2 <= workers and width % (splits * 8) == 0:
         splits *= 2
     return splits
 
@@ -146,9 +150,9 @@ class Buffers:
         """Bytes; the form is one that reads or writes the buffer."""
         d, cols = form.dims, self.cols
         if ref.kind == "partial":
-            width = d["num_heads"] // d["num_kv_heads"] * d["head_dim"]
-            splits = splits_of(form, self.rows, self.workers)
-            return self.rows * d["num_kv_heads"] * splits * (width + 2 * (d["num_heads"] // d["num_kv_heads"])) * 4
+            group = d["num_heads"] // d["num_kv_heads"]
+            words = group * d["head_dim"] + align_to(2 * group, 4)
+            return self.rows * d["num_kv_heads"] * splits_of(form, self.rows, self.workers) * words * 4
         if ref.kind == "tokens":
             return cols * 4
         if ref.kind == "keys":
