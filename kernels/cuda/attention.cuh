@@ -306,14 +306,13 @@ struct Attention {
   }
 };
 
+template <int DH>
 __device__ __forceinline__ void consume_attention(Consumer& c) {
-  const uint32_t head_dim = c.walk.now.dim(STREAM_ATTENTION_D_HEAD_DIM), row = c.walk.now.dim(STREAM_ATTENTION_D_ROW);
-  if (row >= c.p.n_rows) return;
+  if (c.walk.now.dim(STREAM_ATTENTION_D_ROW) >= c.p.n_rows) return;
   c.mark(0);
   consumers_meet();                                // the packet before is done with shared memory
   c.begin_step();
   c.idle = false;
-  if (head_dim == 64) Attention<64>(c).run();
-  else if (head_dim == 128) Attention<128>(c).run();
-  else Attention<256>(c).run();
+  Attention<DH>(c).run();
+  consumers_meet();                                // scratch memory is free again
 }

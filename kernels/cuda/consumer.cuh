@@ -35,10 +35,13 @@ struct Consumer {
     if (lane() == 0) barrier_arrive(shared_address(s.empty) + slot.index * 8, count);
   }
   // Gives this warp's part of a tile to the epilogue; warps without a part only take part in the hand-over.
-  __device__ __forceinline__ void hand_over(float4 part, bool has_part) {
+  // With one column only its 16 rows are given.
+  __device__ __forceinline__ void hand_over(float4 part, bool has_part, bool one) {
     const uint32_t slot = tile % SUMS, parity = (tile / SUMS) & 1;
     wait_barrier(p, walk, shared_address(s.sums_empty) + slot * 8, parity ^ 1, WAIT_ROOM);
-    if (has_part) s.sums[slot][warp()][lane()] = part;
+    if (has_part && !one) s.sums[slot][warp()][lane()] = part;
+    float* rows = (float*)s.sums[slot][warp()];
+    if (has_part && one && q() == 0) rows[g()] = part.x, rows[g() + 8] = part.z;
     __syncwarp();
     if (lane() == 0) barrier_arrive(shared_address(s.sums_full) + slot * 8);
     tile++;

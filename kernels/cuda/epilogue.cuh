@@ -4,6 +4,7 @@
 #pragma once
 #include "published.cuh"
 
+template <bool ONE>  // one column
 struct Epilogue {
   const Params& p;
   Shared& s;
@@ -15,22 +16,41 @@ struct Epilogue {
     lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, c0 = 2 * q;
     sums_full = shared_address(s.sums_full), sums_empty = shared_address(s.sums_empty);
   }
-  // The consumers' parts of the next tile, added in the order of warps.
+  // The consumers' parts of the next tile, warps 0..3 and 4..7 added in order and then together, for all columns alike.
+  __device__ __forceinline__ void wait_tile(uint32_t slot) { wait_barrier(p, walk, shared_address(s.sums_full) + slot * 8, (tile / SUMS) & 1, WAIT_SUMS); }
+  __device__ __forceinline__ void give_back(uint32_t slot) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(s.sums_empty) + slot * 8);
+    tile++;
+  }
   __device__ __forceinline__ float4 take(uint32_t parts) {
-    const uint32_t slot = tile % SUMS, parity = (tile / SUMS) & 1;
-    wait_barrier(p, walk, sums_full + slot * 8, parity, WAIT_SUMS);
-    float4 v = make_float4(0, 0, 0, 0);
+    const uint32_t slot = tile % SUMS;
+    wait_tile(slot);
+    float4 v[2] = {};
 #pragma unroll
     for (int w = 0; w < CONSUMERS; w++)
       if (w < (int)parts) {
         const float4 u = s.sums[slot][w][lane];
-        v.x += u.x, v.y += u.y, v.z += u.z, v.w += u.w;
+        float4& to = v[w / 4];
+        to.x += u.x, to.y += u.y, to.z += u.z, to.w += u.w;
       }
-    landed(__float_as_uint(v.x) | __float_as_uint(v.y) | __float_as_uint(v.z) | __float_as_uint(v.w));
-    __syncwarp();
-    if (lane == 0) barrier_arrive(sums_empty + slot * 8);
-    tile++;
-    return v;
+    v[0].x += v[1].x, v[0].y += v[1].y, v[0].z += v[1].z, v[0].w += v[1].w;
+    landed(__float_as_uint(v[0].x) | __float_as_uint(v[0].y) | __float_as_uint(v[0].z) | __float_as_uint(v[0].w));
+    give_back(slot);
+    return v[0];
+  }
+  // The same with one column: row lane % 16 of the tile.
+  __device__ __forceinline__ float take_one(uint32_t parts) {
+    const uint32_t slot = tile % SUMS, first = (lane >> 4) * 4;
+    wait_tile(slot);
+    const float* sums = (const float*)s.sums[slot][first] + (lane & 15);
+    float v = 0;
+#pragma unroll
+    for (int w = 0; w < 4; w++)
+      if (first + w < parts) v += sums[w * 128];
+    landed(__float_as_uint(v));
+    give_back(slot);
+    return v + __shfl_xor_sync(~0u, v, 16);
   }
   // Factors 1 / sqrt(mean square + eps) of columns 2q and 2q + 1. Tiles are added in one order whatever the columns.
   __device__ __forceinline__ float2 norm_scale(uint32_t operand, uint32_t k, uint32_t cols, float eps, const Copy& copy) {
@@ -38,7 +58,7 @@ struct Epilogue {
     const uint32_t tiles = k / 16;
     const float inverse = __frcp_rn((float)k);
     float4 sum = make_float4(0, 0, 0, 0);
-    if (cols == 1) {
+    if (ONE) {
       for (uint32_t j0 = 0; j0 < tiles; j0 += 128) {
         uint32_t v[8];
         auto at = [&](int j) { return ssq + (j0 + j * 16 + lane) * 4; };
@@ -94,9 +114,9 @@ struct Epilogue {
     uint8_t *state, *y, *ssq;
     const float* norm;
   };
-  template <int STATE>  // position of STREAM_OUT's first operand
-  __device__ __forceinline__ Out out(const Record& r, const Copy& copy) {
-    const uint32_t st = r.operand(STATE), y = r.operand(STATE + 1), n = r.operand(STATE + 2), q = r.operand(STATE + 3);
+  // first: position of STREAM_OUT's first operand.
+  __device__ __forceinline__ Out out(const Record& r, const Copy& copy, int first) {
+    const uint32_t st = r.operand(first), y = r.operand(first + 1), n = r.operand(first + 2), q = r.operand(first + 3);
     return {st == NO_OPERAND ? nullptr : address(p, st), y == NO_OPERAND ? nullptr : address(p, y) + copy.offset,
             q == NO_OPERAND ? nullptr : address(p, q) + copy.offset, n == NO_OPERAND ? nullptr : (const float*)address(p, n)};
   }
@@ -109,13 +129,16 @@ struct Epilogue {
       put(o.y, copy, t * 16 + 8 + (g & 6), cols, x.z * n1, x.w * n1);
     }
     if (o.ssq) {
-      float a = x.x * x.x + x.z * x.z, b = x.y * x.y + x.w * x.w;
+      float a = square_sum(x.x, x.z), b = square_sum(x.y, x.w);
 #pragma unroll
       for (int i = 4; i < 32; i <<= 1) a += __shfl_xor_sync(~0u, a, i), b += __shfl_xor_sync(~0u, b, i);
       const uint32_t column = c0 + g;
       if (g < 2 && column < cols) publish(o.ssq + (t * cols + column) * 4, copy.other, __float_as_uint(g ? b : a), column < p.n_rows);
     }
   }
+
+  // Not contracted: with one column two lanes hold the squares.
+  static __device__ __forceinline__ float square_sum(float a, float b) { return __fadd_rn(__fmul_rn(a, a), __fmul_rn(b, b)); }
 
   // ---- packets
   static __device__ __forceinline__ float gate(float x, bool silu) {
@@ -138,67 +161,148 @@ struct Epilogue {
     const uint32_t u = __float_as_uint(v), ordered = !(v == v) ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;   // NaN never wins
     return (unsigned long long)ordered << 32 | (uint32_t)~n;
   }
-  // LINEAR, NORM, EMBED and HEAD: every tile is taken or made, scaled by the norm's factor, and published.
+  // LINEAR, NORM, EMBED and HEAD: every tile is taken or made, scaled by the norm's factor, and published. One warp runs this
+  // alone, at a fifth of an instruction a cycle: what a kind of packet does not need is not compiled into its loop.
+  enum Kind { STORE, ROWS, GATED, HEAD, NORM, EMBED };
+  struct Fields {
+    uint32_t tile0, tile1, k, cols, n_valid, stride, parts, third, fourth;
+    const uint8_t* first;
+    const float* weight;
+    float imm0, imm1;
+    bool has_residual, silu;
+    Out out;
+    float2 scale;
+    uint2 token;
+  };
   __device__ __forceinline__ void tiles(const Record& r, const Copy& copy, uint32_t op) {
-    const uint32_t tile0 = r.dim(STREAM_LINEAR_D_TILE0), tile1 = r.dim(STREAM_LINEAR_D_TILE1), k = r.dim(STREAM_LINEAR_D_K), cols = r.dim(STREAM_LINEAR_D_COLS);
-    const bool is_norm = op == OP_STREAM_NORM, is_embed = op == OP_STREAM_EMBED, is_head = op == OP_STREAM_HEAD, is_linear = op == OP_STREAM_LINEAR;
-    const bool rows = is_linear && r.flags() & FLAG_F32_ROWS, gated = is_linear && r.epilogue() != EPI_STORE, silu = r.epilogue() == EPI_GATED_SILU;
-    const uint32_t stride = r.dim(STREAM_LINEAR_D_Y_STRIDE), n_valid = r.dim(STREAM_LINEAR_D_N), parts = min((k / 32 + 7) / 8, (uint32_t)CONSUMERS);
-    const float imm0 = r.imm(0), cap = r.imm(STREAM_HEAD_I_SOFTCAP);
-    const uint32_t first = r.operand(0), second = r.operand(2), third = r.operand(3), fourth = r.operand(4);
-    const uint32_t ssq = is_norm ? r.operand(STREAM_NORM_SSQ) : second;
-    const Out o = is_embed ? out<STREAM_EMBED_STATE>(r, copy) : out<STREAM_LINEAR_STATE>(r, copy);
-    const uint8_t* from = address(p, first);
-    const float* weight = (const float*)address(p, second);               // NORM
-    float* logits = (float*)address(p, third);                            // HEAD
-    const bool has_residual = (is_linear || is_norm) && third != NO_OPERAND;
-    float2 scale = make_float2(1, 1);
-    uint2 token = make_uint2(0, 0);
-    if (is_embed) token = tokens(r, copy, n_valid);
-    else if (ssq != NO_OPERAND) scale = norm_scale(ssq, k, cols, imm0, copy);
+    const bool norm = op == OP_STREAM_NORM, embed = op == OP_STREAM_EMBED;
+    Fields f;
+    f.tile0 = r.dim(STREAM_LINEAR_D_TILE0), f.tile1 = r.dim(STREAM_LINEAR_D_TILE1), f.k = r.dim(STREAM_LINEAR_D_K), f.cols = r.dim(STREAM_LINEAR_D_COLS);
+    f.n_valid = r.dim(STREAM_LINEAR_D_N), f.stride = r.dim(STREAM_LINEAR_D_Y_STRIDE), f.parts = min((f.k / 32 + 7) / 8, (uint32_t)CONSUMERS);
+    const uint32_t second = r.operand(2), ssq = norm ? r.operand(STREAM_NORM_SSQ) : second;
+    f.first = address(p, r.operand(0)), f.third = r.operand(3), f.fourth = r.operand(4), f.weight = (const float*)address(p, second);
+    f.imm0 = r.imm(0), f.imm1 = r.imm(1);
+    f.has_residual = (op == OP_STREAM_LINEAR || norm) && f.third != NO_OPERAND;
+    f.silu = r.epilogue() == EPI_GATED_SILU;
+    f.out = out(r, copy, embed ? STREAM_EMBED_STATE : STREAM_LINEAR_STATE);
+    f.scale = make_float2(1, 1), f.token = make_uint2(0, 0);
+    if (embed) f.token = tokens(r, copy, f.n_valid);
+    else if (ssq != NO_OPERAND) f.scale = norm_scale(ssq, f.k, f.cols, f.imm0, copy);
+    const uint32_t place = r.dim(STREAM_HEAD_D_KEY), keys = r.dim(STREAM_HEAD_D_KEYS);
+    const int kind = op == OP_STREAM_HEAD ? HEAD : norm ? NORM : embed ? EMBED : r.flags() & FLAG_F32_ROWS ? ROWS : r.epilogue() != EPI_STORE ? GATED : STORE;
+    if constexpr (ONE) {
+      if (kind == HEAD) one_column<HEAD>(f, copy, place);
+      else if (kind == NORM) one_column<NORM>(f, copy, place);
+      else if (kind == EMBED) one_column<EMBED>(f, copy, place);
+      else if (kind == ROWS) one_column<ROWS>(f, copy, place);
+      else if (kind == GATED) one_column<GATED>(f, copy, place);
+      else one_column<STORE>(f, copy, place);
+    } else {
+      if (kind == HEAD) columns<HEAD>(f, copy, place, keys);
+      else if (kind == NORM) columns<NORM>(f, copy, place, keys);
+      else if (kind == EMBED) columns<EMBED>(f, copy, place, keys);
+      else if (kind == ROWS) columns<ROWS>(f, copy, place, keys);
+      else if (kind == GATED) columns<GATED>(f, copy, place, keys);
+      else columns<STORE>(f, copy, place, keys);
+    }
+  }
+  template <int KIND>
+  __device__ __forceinline__ void columns(const Fields& f, const Copy& copy, uint32_t place, uint32_t keys) {
+    const float imm0 = f.imm0, cap = f.imm1;
     unsigned long long best0 = 0, best1 = 0;
-    for (uint32_t t = tile0; t < tile1; t++) {
+    for (uint32_t t = f.tile0; t < f.tile1; t++) {
       const uint32_t at = t * 512 + lane * 16, n = t * 16 + g;
       float4 old = make_float4(0, 0, 0, 0), v = old;
-      if (has_residual) old = *(const float4*)(address(p, third) + at);
       float n0 = 1, n1 = 1, w0 = 1, w1 = 1;        // what does not depend on this step comes before the wait
-      if (o.norm && !is_head) n0 = __ldg(o.norm + n), n1 = __ldg(o.norm + n + 8);
-      if (is_norm) w0 = __ldg(weight + n), w1 = __ldg(weight + n + 8);
-      if (is_norm) v = *(const float4*)(from + at);
-      else if (is_embed) v = gather(from, token, n, k, imm0);
-      else v = take(parts);
-      v.x *= scale.x, v.z *= scale.x, v.y *= scale.y, v.w *= scale.y;      // the norm's factor after a product: it is linear
+      if ((KIND == STORE || KIND == NORM) && f.has_residual) old = *(const float4*)(address(p, f.third) + at);
+      if ((KIND == STORE || KIND == NORM || KIND == EMBED) && f.out.norm) n0 = load_early(f.out.norm + n), n1 = load_early(f.out.norm + n + 8);
+      if (KIND == NORM) w0 = load_early(f.weight + n), w1 = load_early(f.weight + n + 8);
+      if (KIND == NORM) v = *(const float4*)(f.first + at);
+      else if (KIND == EMBED) v = gather(f.first, f.token, n, f.k, imm0);
+      else v = take(f.parts);
+      v.x *= f.scale.x, v.z *= f.scale.x, v.y *= f.scale.y, v.w *= f.scale.y;   // after a product: it is linear
       v.x *= w0, v.y *= w0, v.z *= w1, v.w *= w1;
-      if (is_head) {
+      if (KIND == HEAD) {
         if (cap > 0) v.x = cap * tanhf(v.x / cap), v.y = cap * tanhf(v.y / cap), v.z = cap * tanhf(v.z / cap), v.w = cap * tanhf(v.w / cap);
-        float* l = logits + (uint64_t)c0 * stride + n;
+        float* l = (float*)address(p, f.third) + (uint64_t)c0 * f.stride + n;
         if (c0 < p.n_rows) l[0] = v.x, l[8] = v.z;
-        if (c0 + 1 < p.n_rows) l[stride] = v.y, l[stride + 8] = v.w;
-        if (n < n_valid) best0 = max(best0, key(v.x, n)), best1 = max(best1, key(v.y, n));
-        if (n + 8 < n_valid) best0 = max(best0, key(v.z, n + 8)), best1 = max(best1, key(v.w, n + 8));
-      } else if (rows) {
-        auto put_row = [&](uint32_t column, uint32_t m, float f) {
-          if (column < cols) publish(o.y + ((uint64_t)column * stride + m) * 4, copy.other, __float_as_uint(f), column < p.n_rows);
+        if (c0 + 1 < p.n_rows) l[f.stride] = v.y, l[f.stride + 8] = v.w;
+        if (n < f.n_valid) best0 = max(best0, key(v.x, n)), best1 = max(best1, key(v.y, n));
+        if (n + 8 < f.n_valid) best0 = max(best0, key(v.z, n + 8)), best1 = max(best1, key(v.w, n + 8));
+      } else if (KIND == ROWS) {
+        auto put_row = [&](uint32_t column, uint32_t m, float x) {
+          if (column < f.cols) publish(f.out.y + ((uint64_t)column * f.stride + m) * 4, copy.other, __float_as_uint(x), column < p.n_rows);
         };
         put_row(c0, n, v.x), put_row(c0 + 1, n, v.y), put_row(c0, n + 8, v.z), put_row(c0 + 1, n + 8, v.w);
-      } else if (gated) {
-        put(o.y, copy, t * 8 + (g & 6), cols, gate(v.x, silu) * v.z, gate(v.y, silu) * v.w);
+      } else if (KIND == GATED) {
+        put(f.out.y, copy, t * 8 + (g & 6), f.cols, gate(v.x, f.silu) * v.z, gate(v.y, f.silu) * v.w);
       } else {
         v.x += old.x, v.y += old.y, v.z += old.z, v.w += old.w;
-        store(o, copy, t, cols, v, n0, n1);
+        store(f.out, copy, t, f.cols, v, n0, n1);
       }
     }
-    if (is_head) publish_keys(address(p, fourth) + copy.offset, copy, cols, best0, best1, r.dim(STREAM_HEAD_D_KEY), r.dim(STREAM_HEAD_D_KEYS));
+    if (KIND == HEAD) publish_keys(address(p, f.fourth) + copy.offset, copy, f.cols, best0, best1, place, keys);
+  }
+  // One column: lane l and l + 16 hold row l of the tile.
+  template <int KIND>
+  __device__ __forceinline__ void one_column(const Fields& f, const Copy& copy, uint32_t place) {
+    const float imm0 = f.imm0, cap = f.imm1;
+    const uint32_t row = lane & 15, state = (row & 7) * 64 + (row >> 3) * 8;
+    const bool low = lane < 16;
+    unsigned long long best = 0;
+    for (uint32_t t = f.tile0; t < f.tile1; t++) {
+      const uint32_t n = t * 16 + row;
+      float old = 0, n0 = 1, w0 = 1, v;
+      if ((KIND == STORE || KIND == NORM) && f.has_residual) old = *(const float*)(address(p, f.third) + t * 512 + state);
+      if ((KIND == STORE || KIND == NORM || KIND == EMBED) && f.out.norm) n0 = load_early(f.out.norm + n);
+      if (KIND == NORM) w0 = load_early(f.weight + n);
+      if (KIND == NORM) v = *(const float*)(f.first + t * 512 + state);
+      else if (KIND == EMBED) v = element(f.first, __shfl_sync(~0u, f.token.x, 0), n, f.k, imm0);
+      else v = take_one(f.parts);
+      v *= f.scale.x;
+      if (KIND == NORM) v *= w0;
+      if (KIND == HEAD) {
+        if (cap > 0) v = cap * tanhf(v / cap);
+        if (low) ((float*)address(p, f.third))[n] = v;
+        if (n < f.n_valid) best = max(best, key(v, n));
+      } else if (KIND == ROWS) {
+        if (low) publish(f.out.y + n * 4, copy.other, __float_as_uint(v), true);
+      } else if (KIND == GATED) {
+        const float o = gate(v, f.silu) * __shfl_xor_sync(~0u, v, 8);
+        const uint32_t word = pack(o, __shfl_down_sync(~0u, o, 1));
+        if (lane < 8 && !(lane & 1)) publish(f.out.y + vec_offset(t * 8 + lane, 0, 1), copy.other, word, true);
+      } else {
+        v += old;
+        if (f.out.state && low) *(float*)(f.out.state + t * 512 + state) = v;
+        if (f.out.y) {
+          const float o = v * n0;
+          const uint32_t word = pack(o, __shfl_down_sync(~0u, o, 1));
+          if (low && !(lane & 1)) publish(f.out.y + vec_offset(n, 0, 1), copy.other, word, true);
+        }
+        if (f.out.ssq) {
+          float a = square_sum(v, __shfl_xor_sync(~0u, v, 8));
+#pragma unroll
+          for (int i = 1; i < 8; i <<= 1) a += __shfl_xor_sync(~0u, a, i);
+          if (lane == 0) publish(f.out.ssq + t * 4, copy.other, __float_as_uint(a), true);
+        }
+      }
+    }
+    if (KIND == HEAD) {
+#pragma unroll
+      for (int o = 1; o < 16; o <<= 1) best = max(best, __shfl_xor_sync(~0u, best, o));
+      uint8_t* at = address(p, f.fourth) + copy.offset + place * 8;
+      if (lane == 0) store_pair(at, best), store_pair(at + copy.other, ~0ull);
+    }
+  }
+  static __device__ __forceinline__ float element(const uint8_t* table, uint32_t token, uint32_t f, uint32_t k, float scale) {
+    const uint64_t at = (uint64_t)(token / 16) * k * 32 + (f / 32) * CHUNK + (token % 16) * 64 + (f % 32) * 2;
+    return bf16_to_float(__ldg((const uint16_t*)(table + at))) * scale;
   }
   // Features n and n + 8 of the tokens' rows of a table of tiles.
   __device__ __forceinline__ float4 gather(const uint8_t* table, uint2 token, uint32_t n, uint32_t k, float scale) {
-    auto element = [&](uint32_t t, uint32_t f) {
-      const uint64_t at = (uint64_t)(t / 16) * k * 32 + (f / 32) * CHUNK + (t % 16) * 64 + (f % 32) * 2;
-      return bf16_to_float(__ldg((const uint16_t*)(table + at))) * scale;
-    };
     float4 x = make_float4(0, 0, 0, 0);
-    if (c0 < p.n_rows) x.x = element(token.x, n), x.z = element(token.x, n + 8);
-    if (c0 + 1 < p.n_rows) x.y = element(token.y, n), x.w = element(token.y, n + 8);
+    if (c0 < p.n_rows) x.x = element(table, token.x, n, k, scale), x.z = element(table, token.x, n + 8, k, scale);
+    if (c0 + 1 < p.n_rows) x.y = element(table, token.y, n, k, scale), x.w = element(table, token.y, n + 8, k, scale);
     return x;
   }
   __device__ __forceinline__ void publish_keys(uint8_t* keys, const Copy& copy, uint32_t cols, unsigned long long best0, unsigned long long best1, uint32_t key, uint32_t count) {
@@ -246,7 +350,7 @@ struct Epilogue {
       const uint32_t op = r.opcode();
       if (op == OP_STREAM_LINEAR || op == OP_STREAM_HEAD || op == OP_STREAM_NORM || op == OP_STREAM_EMBED) tiles(r, copy, op);
       else if (op == OP_STREAM_SAMPLE) sample(r, copy);
-      else if (op == OP_NOP) take(0);
+      else if (op == OP_NOP) take_one(0);
       const uint32_t signal = r.signal();
       __syncwarp();
       if (signal != NO_COUNTER && lane == 0) {

@@ -10,18 +10,20 @@
 // {threads, bytes of dynamic shared memory, sizeof(Params), ABI version}: read by the host, so that no number stands twice
 __device__ __constant__ uint32_t plow_launch[4] = {WARPS * 32, sizeof(Shared), sizeof(Params), ABI_VERSION};
 
+template <bool ONE, int DH>
 __device__ __forceinline__ void consume(const Params& p, Shared& s) {
   Consumer c(p, s);
   for (; c.walk.step < p.n_steps; c.walk.advance(p)) {
     if (c.walk.packet == 0) c.fresh = true;
     const uint32_t op = c.walk.now.opcode();
-    if (op == OP_STREAM_LINEAR || op == OP_STREAM_HEAD) consume_linear(c);
-    else if (op == OP_STREAM_ATTENTION) consume_attention(c);
-    else if (op == OP_NOP) c.hand_over(make_float4(0, 0, 0, 0), false);
+    if (op == OP_STREAM_LINEAR || op == OP_STREAM_HEAD) consume_linear<ONE>(c);
+    else if (op == OP_STREAM_ATTENTION) consume_attention<DH>(c);
+    else if (op == OP_NOP) c.hand_over(make_float4(0, 0, 0, 0), false, true);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) plow_interp(const __grid_constant__ Params p) {
+template <bool ONE, int DH>
+__device__ __forceinline__ void interpret(const Params& p) {
   extern __shared__ __align__(128) uint8_t raw[];
   Shared& s = *(Shared*)raw;
   for (uint32_t i = threadIdx.x * 16; i < sizeof(s.ring); i += WARPS * 32 * 16) *(uint4*)((uint8_t*)s.ring + i) = make_uint4(0, 0, 0, 0);
@@ -36,10 +38,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) plow_interp(const __
   const uint32_t warp = threadIdx.x >> 5;
   if (warp < CONSUMERS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
-    consume(p, s);
+    consume<ONE, DH>(p, s);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
-    if (warp == EPILOGUE) Epilogue(p, s).run();
+    if (warp == EPILOGUE) Epilogue<ONE>(p, s).run();
     else if (warp == LOADER) Loader(p, s).run();
   }
 }
+
+// One build of the same interpreter for each number of columns and head size: what a program cannot meet costs no registers
+// and no instruction cache (a build with all of them in one kernel spilled, and was a quarter slower).
+#define ENTRY(COLS, DH)                                                                        \
+  extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) plow_interp_c##COLS##_d##DH(const __grid_constant__ Params p) { \
+    interpret<COLS == 1, DH>(p);                                                                \
+  }
+ENTRY(1, 64)
+ENTRY(1, 128)
+ENTRY(1, 256)
+ENTRY(8, 64)
+ENTRY(8, 128)
+ENTRY(8, 256)

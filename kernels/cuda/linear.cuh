@@ -7,40 +7,39 @@
 #pragma once
 #include "consumer.cuh"
 
-// Activations of one slab as mma B fragments (lane 4g + q: column g). With 8 columns a lane's words are its fragments. With
-// one column a single load holds the slab (lane 4u + q: chunk u), and `spread` moves it to the lanes with g = 0.
+// Activations of one slab as mma B fragments (lane 4g + q: column g). With many columns a lane's words are its fragments and
+// stay in registers. With one column a single load holds the slab (lane 4u + q: chunk u); it goes to shared memory, from
+// where every column gets the same fragments (the epilogue takes the first column).
+template <bool ONE>
 struct Slab {
-  uint4 b[8];
+  uint4 b[ONE ? 1 : 8];
+  uint32_t place = 0;                              // shared address of the slab, with one column
 
-  __device__ __forceinline__ static const uint8_t* at(const uint8_t* x, uint32_t slab, uint32_t cols, int j) {
-    return x + (uint64_t)slab * (512 * cols) + j * 512 + Consumer::lane() * 16;
+  __device__ __forceinline__ static const uint8_t* at(const uint8_t* x, uint32_t slab, int j) {
+    return x + slab * (ONE ? 512 : 4096) + j * 512 + Consumer::lane() * 16;
   }
-  __device__ __forceinline__ static bool on(const Consumer& c, uint32_t cols, uint32_t chunks, int j) {
-    return cols == 1 ? j == 0 && Consumer::lane() < chunks * 4 : (uint32_t)j < chunks && Consumer::g() < c.p.n_rows;
+  __device__ __forceinline__ void issue(const Consumer& c, const uint8_t* x, uint32_t slab, uint32_t chunks) {
+    poll_issue<ONE ? 1 : 8>(b, [&](int j) { return at(x, slab, j); },
+                            [&](int j) { return ONE ? Consumer::lane() < chunks * 4 : (uint32_t)j < chunks && Consumer::g() < c.p.n_rows; });
   }
-  __device__ __forceinline__ void issue(const Consumer& c, const uint8_t* x, uint32_t slab, uint32_t cols, uint32_t chunks) {
-    poll_issue<8>(b, [&](int j) { return at(x, slab, cols, j); }, [&](int j) { return on(c, cols, chunks, j); });
+  // buffer: 0 or 1, which half of the warp's share of scratch memory takes the slab.
+  __device__ __forceinline__ void settle(Consumer& c, const uint8_t* x, uint32_t slab, int buffer) {
+    poll_settle<ONE ? 1 : 8>(c.p, c.walk, b, [&](int j) { return at(x, slab, j); }, WAIT_VEC);
+    if (!ONE) return;
+    uint8_t* to = c.s.scratch + Consumer::warp() * 1024 + buffer * 512;
+    __syncwarp();                                  // what was there is read
+    *(uint4*)(to + Consumer::lane() * 16) = b[0];
+    __syncwarp();
+    place = shared_address(to) + Consumer::q() * 16;
   }
-  __device__ __forceinline__ void settle(const Consumer& c, const uint8_t* x, uint32_t slab, uint32_t cols) {
-    poll_settle<8>(c.p, c.walk, b, [&](int j) { return at(x, slab, cols, j); }, WAIT_VEC);
-    if (cols == 1) spread();
-  }
-  __device__ __forceinline__ void spread() {
-    const uint4 v = b[0];
-    const bool column0 = Consumer::g() == 0;
-#pragma unroll
-    for (int u = 0; u < 8; u++) {
-      const uint32_t from = u * 4 + Consumer::q();
-      b[u] = make_uint4(__shfl_sync(~0u, v.x, from), __shfl_sync(~0u, v.y, from), __shfl_sync(~0u, v.z, from), __shfl_sync(~0u, v.w, from));
-      if (!column0) b[u] = make_uint4(0, 0, 0, 0);
-    }
-  }
+  __device__ __forceinline__ uint4 fragment(int u) const { return ONE ? load_shared(place + u * 64) : b[ONE ? 0 : u]; }
 };
 
+template <bool ONE>
 struct Linear {
   Consumer& c;
   const uint8_t* x;
-  uint32_t tiles, chunks, stages, own, base, cols; // own: slabs of this warp in a tile; base: the packet's first stage
+  uint32_t tiles, chunks, stages, own, base;       // own: slabs of this warp in a tile; base: the packet's first stage
   bool wide;
 
   __device__ __forceinline__ static uint32_t slab(uint32_t v) { return Consumer::warp() + 8 * v; }
@@ -63,18 +62,19 @@ struct Linear {
   // A slab of fewer than 8 chunks is read whole: what lies behind it is finite (the ring starts as zeros and only ever
   // holds weights and KV pages), and its activations are zero.
   template <int N>
-  __device__ __forceinline__ void visit(float (&acc)[N][4], uint32_t t, uint32_t v, const Slab& x) {
+  __device__ __forceinline__ void visit(float (&acc)[N][4], uint32_t t, uint32_t v, const Slab<ONE>& x) {
     const Slot slot(stage_of(t, v));
     c.wait_full(slot);
     const uint32_t a = c.ring(slot) + Consumer::half() * (STAGE / 2) + Consumer::lane() * 16;
     if (!(c.p.flags & NO_MATH)) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        uint4 lo[4], hi[4];
+        uint4 lo[4], hi[4], b[4];
 #pragma unroll
-        for (int u = 0; u < 4; u++) lo[u] = load_shared(a + (h * 4 + u) * CHUNK), hi[u] = load_shared(a + (h * 4 + u) * CHUNK + CHUNK / 2);
+        for (int u = 0; u < 4; u++)
+          lo[u] = load_shared(a + (h * 4 + u) * CHUNK), hi[u] = load_shared(a + (h * 4 + u) * CHUNK + CHUNK / 2), b[u] = x.fragment(h * 4 + u);
 #pragma unroll
-        for (int u = 0; u < 4; u++) multiply(acc, h * 4 + u, lo[u], hi[u], x.b[h * 4 + u]);
+        for (int u = 0; u < 4; u++) multiply(acc, h * 4 + u, lo[u], hi[u], b[u]);
       }
       uint32_t z = 0;                              // the products exist, so the loads have landed
 #pragma unroll
@@ -88,7 +88,7 @@ struct Linear {
     float4 sum = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
 #pragma unroll
     for (int j = 1; j < N; j++) sum.x += acc[j][0], sum.y += acc[j][1], sum.z += acc[j][2], sum.w += acc[j][3];
-    c.hand_over(sum, own > 0);
+    c.hand_over(sum, own > 0, ONE);
 #pragma unroll
     for (int j = 0; j < N; j++)
 #pragma unroll
@@ -113,45 +113,58 @@ struct Linear {
     free(slot, 0);
   }
   template <int N>
-  __device__ __forceinline__ void use_first(float (&acc)[N][4], const First& f, const Slab& x) {
+  __device__ __forceinline__ void use_first(float (&acc)[N][4], const First& f, const Slab<ONE>& x) {
 #pragma unroll
-    for (int u = 0; u < 8; u++) multiply(acc, u, f.lo[u], f.hi[u], x.b[u]);
+    for (int u = 0; u < 8; u++) multiply(acc, u, f.lo[u], f.hi[u], x.fragment(u));
   }
 
-  // Activations of both slabs stay in registers for all tiles.
+  // Looks at one word before many are read.
+  __device__ __forceinline__ void hint(uint32_t v) {
+    if (!ONE) poll_hint(c.p, c.walk, [&]() { return Slab<ONE>::at(x, slab(v), 0); }, Consumer::g() < c.p.n_rows, WAIT_VEC);
+  }
+  // Activations of the warp's SLABS slabs stay for all tiles.
+  template <int SLABS>
   __device__ __forceinline__ void narrow(const First& f) {
-    Slab x0, x1;
+    Slab<ONE> x0, x1;
     float acc[4][4] = {};
-    if (cols != 1 && own) poll_hint(c.p, c.walk, [&]() { return Slab::at(x, slab(own - 1), cols, 0); }, Consumer::g() < c.p.n_rows, WAIT_VEC);
-    x0.issue(c, x, slab(0), cols, chunks_in(0));
-    x1.issue(c, x, slab(1), cols, chunks_in(1));
-    x0.settle(c, x, slab(0), cols);
-    c.mark(1);
-    if (own) use_first(acc, f, x0);
-    x1.settle(c, x, slab(1), cols);
+    if (own) {
+      hint(SLABS - 1);
+      x0.issue(c, x, slab(0), chunks_in(0));
+      if (ONE && SLABS > 1) x1.issue(c, x, slab(1), chunks_in(1));
+      x0.settle(c, x, slab(0), 0);
+      c.mark(1);
+      use_first(acc, f, x0);
+      if (!ONE && SLABS > 1) x1.issue(c, x, slab(1), chunks_in(1));   // there are no registers for it before
+      if (SLABS > 1) x1.settle(c, x, slab(1), 1), visit(acc, 0, 1, x1);
+    }
+    finish(acc);
 #pragma unroll 1
-    for (uint32_t t = 0; t < tiles; t++) {
-      if (t && own) visit(acc, t, 0, x0);
-      if (own > 1) visit(acc, t, 1, x1);
+    for (uint32_t t = 1; t < tiles; t++) {
+      if (own) visit(acc, t, 0, x0);
+      if (SLABS > 1) visit(acc, t, 1, x1);
       finish(acc);
     }
   }
   // Many features: activations are streamed from L2 one slab ahead, and two tiles share each of them.
   __device__ __forceinline__ void streamed(const First& f) {
-    Slab now, next;
+    Slab<ONE> now, next;
     float acc0[2][4] = {}, acc1[2][4] = {};
-    if (cols != 1) poll_hint(c.p, c.walk, [&]() { return Slab::at(x, slab(0), cols, 0); }, Consumer::g() < c.p.n_rows, WAIT_VEC);
+    hint(0);
+    next.issue(c, x, slab(0), chunks_in(0));
+    next.settle(c, x, slab(0), 0);
+    now = next;
+    c.mark(1);
+    use_first(acc0, f, now);                       // outside of the loop, so that its registers are free there
 #pragma unroll 1
     for (uint32_t t = 0; t < tiles; t += 2) {
       const bool two = t + 1 < tiles;
-      next.issue(c, x, slab(0), cols, chunks_in(0));
+      if (t) next.issue(c, x, slab(0), chunks_in(0));
 #pragma unroll 1
       for (uint32_t v = 0; v < own; v++) {
-        next.settle(c, x, slab(v), cols);
-        now = next;
-        next.issue(c, x, slab(v + 1), cols, chunks_in(v + 1));
-        if (t == 0 && v == 0) c.mark(1), use_first(acc0, f, now);
-        else visit(acc0, t, v, now);
+        const bool done = t == 0 && v == 0;
+        if (!done) next.settle(c, x, slab(v), v & 1), now = next;
+        next.issue(c, x, slab(v + 1), chunks_in(v + 1));
+        if (!done) visit(acc0, t, v, now);
         if (two) visit(acc1, t + 1, v, now);
       }
       finish(acc0);
@@ -160,12 +173,13 @@ struct Linear {
   }
 };
 
+template <bool ONE>
 __device__ __forceinline__ void consume_linear(Consumer& c) {
   const Record r = c.walk.now;
-  const uint32_t k = r.dim(STREAM_LINEAR_D_K);
-  Linear l{c};
+  Linear<ONE> l{c};
   l.x = address(c.p, r.operand(STREAM_LINEAR_X)) + Copy(c.p, c.walk.step).offset;
-  l.tiles = r.dim(STREAM_LINEAR_D_TILE1) - r.dim(STREAM_LINEAR_D_TILE0), l.cols = r.dim(STREAM_LINEAR_D_COLS);
+  const uint32_t k = r.dim(STREAM_LINEAR_D_K);
+  l.tiles = r.dim(STREAM_LINEAR_D_TILE1) - r.dim(STREAM_LINEAR_D_TILE0);
   l.chunks = chunks_of(k), l.stages = stages_of(k), l.base = c.stage;
   const uint32_t slabs = (l.chunks + 7) / 8;
   l.own = slabs > Consumer::warp() ? (slabs - Consumer::warp() + 7) / 8 : 0;
@@ -175,11 +189,12 @@ __device__ __forceinline__ void consume_linear(Consumer& c) {
   if (idle || c.idle) consumers_meet();
   c.idle = idle;
   c.mark(0);
-  Linear::First f;
+  typename Linear<ONE>::First f;
   l.take_first(f);
   c.begin_step();
   if (l.wide) l.streamed(f);
-  else l.narrow(f);
+  else if (l.own > 1) l.template narrow<2>(f);
+  else l.template narrow<1>(f);
   c.stage += l.tiles * l.stages;
   c.mark(2);
 }

@@ -73,6 +73,12 @@ __device__ __forceinline__ uint2 load_two(const void* p) {
   asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
   return v;
 }
+// A load that stays where it is written: a plain one sinks to its use, behind the wait that it should overlap.
+__device__ __forceinline__ float load_early(const float* p) {
+  float v;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
 // Loads v if `on`, else leaves it: keeps arrays of polled words in registers.
 __device__ __forceinline__ void load_four_if(uint4& v, const void* p, bool on) {
   asm volatile(

@@ -16,7 +16,8 @@ constexpr int STAGES = 12;                         // 192 KiB: 5.7 us of an SM's
 constexpr int GROUPS = 4;                          // pairs of consumer warps; pair q takes stages q, q + 4, ... of a tile
 constexpr int SUMS = 4;                            // tiles between consumers and epilogue
 constexpr int CHUNK = 1024;                        // bytes of 16 rows x 32 features
-constexpr int SCRATCH = 16384;                     // attention: KV page of the step's own rows, then partial sums
+constexpr int SCRATCH = 16384;                     // attention: KV page of the step's own rows, then partial sums;
+                                                   // projections with one column: a KiB of activations for each warp
 constexpr int WIDE = 16;                           // slabs of 8 chunks from which activations are streamed, not kept
 constexpr uint32_t UNWRITTEN_WORD = 0xffffffffu;
 

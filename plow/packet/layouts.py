@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from plow.errors import LoweringError
-from plow.packet.abi import LANES, STREAM_CHUNK, STREAM_TILE, UNIT_ROWS
+from plow.packet.abi import KV_BLOCK, LANES, STREAM_CHUNK, STREAM_TILE, UNIT_ROWS
 
 
 def units_bytes(n: int, k: int) -> int:
@@ -67,3 +67,21 @@ def pack_gated_tiles(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     n, k = gate.shape
     both = np.stack([x.view(np.uint16).reshape(n // 8, 8, k // STREAM_CHUNK, STREAM_CHUNK) for x in (gate, up)], axis=1)
     return np.ascontiguousarray(both.transpose(0, 3, 1, 2, 4))
+
+
+def unpack_tiles(packed: np.ndarray) -> np.ndarray:
+    """u16 [tiles, K/32, 2, 8, 32] -> [tiles, 16, K]: the rows of each tile (of a gated one: 8 gate rows, 8 up rows)."""
+    tiles, chunks = packed.shape[:2]
+    return packed.transpose(0, 2, 3, 1, 4).reshape(tiles, STREAM_TILE, chunks * STREAM_CHUNK)
+
+
+def page_keys(pages: np.ndarray, head_dim: int) -> np.ndarray:
+    """Keys of pages of one kv head, u16 [..., 32 * head_dim]: a view [..., p/8, p%8, d/32, d%32] of position, feature."""
+    return pages[..., : KV_BLOCK * head_dim].reshape(*pages.shape[:-1], 2, -1, 8, STREAM_CHUNK).swapaxes(-2, -3)
+
+
+def page_values(pages: np.ndarray, head_dim: int) -> np.ndarray:
+    """Values likewise: a view [..., p/8, p%8/2, p%2, d/16, d/8%2, d%8]."""
+    cells = pages[..., KV_BLOCK * head_dim :].reshape(*pages.shape[:-1], -1, 8, 4, 2, 2, 2)
+    n = cells.ndim - 6
+    return cells.transpose(*range(n), n + 4, n + 2, n + 5, n, n + 3, n + 1)

@@ -21,7 +21,6 @@ from plow.packet.cheader import header
 
 SOURCES = Path(__file__).parents[2] / "kernels" / "cuda"
 BUDGET = SOURCES / "budget.toml"
-KERNEL = "plow_interp"
 ARCHITECTURES = {"sm_90a": "arch=compute_90a,code=sm_90a"}
 FLAGS = ("-O3", "-std=c++17", "-cubin", "-Xptxas", "-v")
 
@@ -78,31 +77,34 @@ def source_sha256() -> str:
     return digest.hexdigest()
 
 
-def resource_report(ptxas: str) -> dict[str, int]:
-    """{"registers", "stack", "spill_stores", "spill_loads"} (bytes) of the kernel from ptxas -v. Raises ConfigError."""
-    at = ptxas.find(f"Function properties for {KERNEL}")
-    frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", ptxas[at:])
-    used = re.search(r"Used (\d+) registers", ptxas[at:])
-    if at < 0 or frame is None or used is None:
-        raise ConfigError(f"ptxas says nothing about {KERNEL}", str(SOURCES), "compile with -Xptxas -v")
-    return {
-        "registers": int(used[1]),
-        "stack": int(frame[1]),
-        "spill_stores": int(frame[2]),
-        "spill_loads": int(frame[3]),
-    }
-
-
-def check_budget(resources: dict[str, int]) -> None:
-    """Raises ConfigError naming what grew beyond the budget file."""
-    budget = tomllib.loads(BUDGET.read_text())[KERNEL]
-    for name, most in budget.items():
-        if resources[name] > most:
-            raise ConfigError(
-                f"{KERNEL} needs {name} {resources[name]}, the budget is {most}",
-                str(BUDGET),
-                "make the kernel smaller, or measure that the larger one is faster and raise the budget",
+def resource_report(ptxas: str) -> dict[str, dict[str, int]]:
+    """Kernel -> {"registers", "stack", "spill_stores", "spill_loads"} (bytes) from ptxas -v. Raises ConfigError."""
+    found = {}
+    for part in ptxas.split("Compiling entry function")[1:]:
+        name = re.search(r"'(\w+)'", part)
+        frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
+        used = re.search(r"Used (\d+) registers", part)
+        if name and frame and used:
+            numbers = (used[1], frame[1], frame[2], frame[3])
+            found[name[1]] = dict(
+                zip(("registers", "stack", "spill_stores", "spill_loads"), map(int, numbers), strict=True)
             )
+    if not found:
+        raise ConfigError("ptxas says nothing about the kernels", str(SOURCES), "compile with -Xptxas -v")
+    return found
+
+
+def check_budget(resources: dict[str, dict[str, int]]) -> None:
+    """Raises ConfigError naming what grew beyond the budget file."""
+    budget = tomllib.loads(BUDGET.read_text())
+    for kernel, used in resources.items():
+        for name, most in budget.get(kernel, budget["default"]).items():
+            if used[name] > most:
+                raise ConfigError(
+                    f"{kernel} needs {name} {used[name]}, the budget is {most}",
+                    str(BUDGET),
+                    "make the kernel smaller, or measure that the larger one is faster and raise the budget",
+                )
 
 
 def _sources() -> list[Path]:

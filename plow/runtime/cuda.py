@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from plow.errors import BundleError, PlowError, RequestError, ToolMissing
-from plow.packet.abi import ABI_VERSION, PACKET, PACKET_BYTES, STREAM_COLUMNS
+from plow.packet.abi import ABI_VERSION, PACKET, PACKET_BYTES, STREAM_COLUMNS, Opcode
+from plow.packet.codec import decode
 from plow.packet.container import ProgramRecord
 from plow.runtime import cuda_weights
-from plow.runtime.build_cuda import KERNEL
 from plow.runtime.bundle import REBUILD, Bundle
 from plow.runtime.cuda_params import DIAG_NOTES, DIAG_WARPS, PARAMS, rows_of, stuck
 from plow.runtime.sampler import sample
@@ -38,6 +38,7 @@ class _Program:
     counts: Any
     counters: Any
     max_packets: int
+    kernel: Any
     steps: int = 0
 
 
@@ -58,14 +59,13 @@ class CudaBackend:
         self.workers = int(bundle.packets.header["workers"])
         self._check_device()
         module = cp.RawModule(path=str(bundle.file("interpreter")))
-        self.kernel = module.get_function(KERNEL)
+        self._module = module
         launch = cp.ndarray((4,), cp.uint32, module.get_global("plow_launch")).get()
         self.threads, self.shared = int(launch[0]), int(launch[1])
         if int(launch[2]) != PARAMS.itemsize or int(launch[3]) != ABI_VERSION:
             raise BundleError(
                 f"the interpreter has ABI {int(launch[3])}, this plowrt {ABI_VERSION}", str(bundle.path), REBUILD
             )
-        self.kernel.max_dynamic_shared_size_bytes = self.shared
         self._arena = cp.zeros(bundle.arena_bytes, cp.uint8)
         (cuda_weights.draw if bundle.synthetic else cuda_weights.upload)(cp, self._arena, bundle)
         self.published, size = bundle.segments["published"]
@@ -201,8 +201,18 @@ class CudaBackend:
                 cp.asarray([len(x) for x in record.lists], cp.uint32),
                 cp.zeros(record.num_counters * COUNTER_WORDS, cp.uint32),
                 longest,
+                self._kernel(record),
             )
         return self._programs[index]
+
+    def _kernel(self, record: ProgramRecord) -> Any:
+        """The build of the interpreter for the program's columns and head size."""
+        packets = np.concatenate(record.lists)
+        heads = [decode(p) for p in packets[packets["opcode"] == Opcode.STREAM_ATTENTION][:1]]
+        dims = heads[0].dims if heads else {"cols": 1 if record.rows == 1 else STREAM_COLUMNS, "head_dim": 64}
+        kernel = self._module.get_function(f"plow_interp_c{dims['cols']}_d{dims['head_dim']}")
+        kernel.max_dynamic_shared_size_bytes = self.shared
+        return kernel
 
     def _launch(
         self, program: int, batch: StepBatch, n_steps: int, events: tuple[Any, Any] | None = None, trace: Any = None
@@ -242,7 +252,7 @@ class CudaBackend:
             self._both_copies.fill(0xFF)
             if events:
                 events[0].record()
-            self.kernel((self.workers,), (self.threads,), (p[()],), shared_mem=self.shared)
+            loaded.kernel((self.workers,), (self.threads,), (p[()],), shared_mem=self.shared)
             if events:
                 events[1].record()
             cp.cuda.get_current_stream().synchronize()
