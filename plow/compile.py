@@ -23,11 +23,11 @@ from plow.packet import container
 from plow.packet.abi import ABI_VERSION, KV_BLOCK, UNIT_ROWS
 from plow.rewrite import Rewritten, rewrite
 from plow.runtime import build_cpu, build_cuda
-from plow.schedule.arena import WeightSegment, weight_bytes
+from plow.schedule.arena import WeightSegment
 from plow.schedule.laid import Laid
 from plow.schedule.program import lay_units
 from plow.schedule.stream import lay_stream
-from plow.schedule.weights import write_image
+from plow.schedule.weights import regions, write_image
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MAX_DEFAULT_WORKERS = 16
@@ -182,7 +182,7 @@ def compile_checkpoint(
         image = {"file": "weights.bin", "sha256": file_sha256(staging / "weights.bin"), "bytes": compiled.weights.bytes}
         return {
             "checkpoint": {"name": ck.path.name, "digest": ck.digest()},
-            "weights": image,
+            "weights": image | {"regions": regions(compiled.graph, compiled.weights, options.max_ctx)},
             "eos_token_ids": list(ck.generation.eos_token_ids),
         }
 
@@ -205,19 +205,10 @@ def compile_config(
 
     def fill(staging: Path) -> dict[str, Any]:
         shutil.copy(config, staging / "config.json")
-        regions = [
-            {
-                "layout": ref.layout,
-                "offset": offset,
-                "bytes": weight_bytes(compiled.graph, ref, options.max_ctx),
-                "sources": list(ref.sources),
-            }
-            for ref, offset in compiled.weights.offsets.items()
-        ]
-        drawn = {"synthetic": seed, "scale": SYNTHETIC_SCALE, "bytes": compiled.weights.bytes, "regions": regions}
+        drawn = {"synthetic": seed, "scale": SYNTHETIC_SCALE, "bytes": compiled.weights.bytes}
         return {
             "checkpoint": {"name": f"{Path(config).stem} (shape only)", "digest": ""},
-            "weights": drawn,
+            "weights": drawn | {"regions": regions(compiled.graph, compiled.weights, options.max_ctx)},
             "eos_token_ids": [],
         }
 

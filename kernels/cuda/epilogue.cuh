@@ -17,7 +17,14 @@ struct Epilogue {
     sums_full = shared_address(s.sums_full), sums_empty = shared_address(s.sums_empty);
   }
   // The consumers' parts of the next tile, warps 0..3 and 4..7 added in order and then together, for all columns alike.
-  __device__ __forceinline__ void wait_tile(uint32_t slot) { wait_barrier(p, walk, shared_address(s.sums_full) + slot * 8, (tile / SUMS) & 1, WAIT_SUMS); }
+  __device__ __forceinline__ void wait_tile(uint32_t slot) {
+    wait_barrier(p, walk, shared_address(s.sums_full) + slot * 8, (tile / SUMS) & 1, WAIT_SUMS);
+    mark(2);
+  }
+  __device__ __forceinline__ void mark(int point) {
+    if (p.trace && lane == 0 && walk.step + 1 == p.n_steps)
+      p.trace[((uint64_t)blockIdx.x * p.max_packets + walk.packet) * 4 + point] = global_time();
+  }
   __device__ __forceinline__ void give_back(uint32_t slot) {
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(s.sums_empty) + slot * 8);
@@ -253,10 +260,10 @@ struct Epilogue {
     for (uint32_t t = f.tile0; t < f.tile1; t++) {
       const uint32_t n = t * 16 + row;
       float old = 0, n0 = 1, w0 = 1, v;
-      if ((KIND == STORE || KIND == NORM) && f.has_residual) old = *(const float*)(address(p, f.third) + t * 512 + state);
+      if ((KIND == STORE || KIND == NORM) && f.has_residual) old = load_own(address(p, f.third) + t * 512 + state);
       if ((KIND == STORE || KIND == NORM || KIND == EMBED) && f.out.norm) n0 = load_early(f.out.norm + n);
       if (KIND == NORM) w0 = load_early(f.weight + n);
-      if (KIND == NORM) v = *(const float*)(f.first + t * 512 + state);
+      if (KIND == NORM) v = load_own(f.first + t * 512 + state);
       else if (KIND == EMBED) v = element(f.first, __shfl_sync(~0u, f.token.x, 0), n, f.k, imm0);
       else v = take_one(f.parts);
       v *= f.scale.x;
@@ -357,8 +364,7 @@ struct Epilogue {
         fence_async();
         add_release(p.counters + 32 * signal);
       }
-      if (p.trace && lane == 0 && walk.step + 1 == p.n_steps)
-        p.trace[((uint64_t)blockIdx.x * p.max_packets + walk.packet) * 4 + 3] = global_time();
+      mark(3);
     }
   }
 };

@@ -196,5 +196,4 @@ __device__ __forceinline__ void consume_linear(Consumer& c) {
   else if (l.own > 1) l.template narrow<2>(f);
   else l.template narrow<1>(f);
   c.stage += l.tiles * l.stages;
-  c.mark(2);
 }

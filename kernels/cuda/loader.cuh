@@ -7,28 +7,34 @@ struct Loader {
   Shared& s;
   Walk walk;
   uint64_t policy = evict_first();
-  uint32_t stage = 0, landing = 0;                 // next stage to fill; oldest stage in flight
+  // Next stage to fill and oldest stage in flight: slot, and parity of its turn. Counted up, not divided: one lane does all
+  // of this, and the time of its instructions is the time between two copies.
+  uint32_t slot = 0, turn = 0, old_slot = 0, old_turn = 0, flying = 0;
   uint32_t ended;                                  // steps of the program that are known to have ended
 
   __device__ Loader(const Params& p, Shared& s) : p(p), s(s), walk(p), ended(p.step_base) {}
-  __device__ __forceinline__ uint32_t ring() const { return shared_address(s.ring); }
-  __device__ __forceinline__ uint32_t full(Slot slot) const { return shared_address(s.full) + slot.index * 8; }
+  static __device__ __forceinline__ void next(uint32_t& slot, uint32_t& turn) {
+    if (++slot == STAGES) slot = 0, turn ^= 1;
+  }
   // Waits for room in the ring and for the bound on bytes in flight (queued loads delay every poll on the chip, and no
   // more than 64 KiB are needed); returns the slot. Lane 0 only.
-  __device__ __forceinline__ Slot room() {
-    if (stage - landing >= p.inflight) {
-      const Slot old(landing++);
-      wait_barrier(p, walk, full(old), old.parity, WAIT_LANDED);
+  __device__ __forceinline__ uint32_t room() {
+    if (flying >= p.inflight) {
+      wait_barrier(p, walk, shared_address(s.full) + old_slot * 8, old_turn, WAIT_LANDED);
+      next(old_slot, old_turn);
+    } else {
+      flying++;
     }
-    const Slot slot(stage++);
-    wait_barrier(p, walk, shared_address(s.empty) + slot.index * 8, slot.parity ^ 1, WAIT_EMPTY);
-    return slot;
+    const uint32_t now = slot;
+    wait_barrier(p, walk, shared_address(s.empty) + now * 8, turn ^ 1, WAIT_EMPTY);
+    next(slot, turn);
+    return now;
   }
   __device__ __forceinline__ void weights(const uint8_t* from, uint32_t bytes) {
-    const Slot slot = room();
-    if (p.flags & NO_LOADS) return barrier_arrive(full(slot));
-    barrier_expect(full(slot), bytes);
-    bulk_copy(ring() + slot.index * STAGE, from, bytes, full(slot), policy);
+    const uint32_t now = room(), full = shared_address(s.full) + now * 8;
+    if (p.flags & NO_LOADS) return barrier_arrive(full);
+    barrier_expect(full, bytes);
+    bulk_copy(shared_address(s.ring) + now * STAGE, from, bytes, full, policy);
   }
   // tiles tile by tile; with many features two tiles side by side, four stages of each in turn
   __device__ __forceinline__ void linear(const Record& r) {
@@ -36,18 +42,22 @@ struct Loader {
     const uint32_t bytes = k * 32, stages = stages_of(k);
     const uint8_t* from = p.arena + (uint64_t)r.operand(STREAM_LINEAR_WEIGHT) * ALIGN + (uint64_t)tile0 * bytes;
     if (walk.lane()) return;
-    auto copy = [&](uint32_t tile, uint32_t s) {
-      weights(from + (uint64_t)tile * bytes + (uint64_t)s * STAGE, min((uint32_t)STAGE, bytes - s * STAGE));
-    };
-    if (stages * 2 <= WIDE) {
-      for (uint32_t t = 0; t < tiles; t++)
-        for (uint32_t s = 0; s < stages; s++) copy(t, s);
-    } else {
-      for (uint32_t t = 0; t < tiles; t += 2)
+    if (stages * 2 > WIDE) {
+      for (uint32_t t = 0; t < tiles; t += 2, from += 2 * bytes) {
+        const uint32_t side = min(2u, tiles - t);
         for (uint32_t s0 = 0; s0 < stages; s0 += GROUPS)
-          for (uint32_t u = t; u < min(t + 2, tiles); u++)
-            for (uint32_t s = s0; s < min(s0 + GROUPS, stages); s++) copy(u, s);
+          for (uint32_t u = 0; u < side; u++) run_of(from + u * bytes + s0 * STAGE, min(GROUPS * STAGE, bytes - s0 * STAGE));
+      }
+    } else if (bytes % STAGE == 0) {
+      run_of(from, tiles * bytes);
+    } else {
+      for (uint32_t t = 0; t < tiles; t++, from += bytes) run_of(from, bytes);
     }
+  }
+  __device__ __forceinline__ void run_of(const uint8_t* from, uint32_t bytes) {
+#pragma unroll 1
+    for (; bytes >= STAGE; bytes -= STAGE, from += STAGE) weights(from, STAGE);
+    if (bytes) weights(from, bytes);
   }
   __device__ __forceinline__ void pages(const Record& r) {
     const uint32_t row = r.dim(STREAM_ATTENTION_D_ROW), head = r.dim(STREAM_ATTENTION_D_KV_HEAD), heads = r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS);
@@ -65,16 +75,16 @@ struct Loader {
       for (uint32_t i = 0; i < n; i += each) {
         const uint32_t m = min(each, n - i);
         if (walk.step && span.newest && page + i + m == span.page1) see(before);
-        Slot slot(0);
+        uint32_t now = 0;
         if (walk.lane() == 0) {
-          slot = room();
-          if (p.flags & NO_LOADS) barrier_arrive(full(slot));
-          else barrier_expect(full(slot), m * bytes);
+          now = room();
+          if (p.flags & NO_LOADS) barrier_arrive(shared_address(s.full) + now * 8);
+          else barrier_expect(shared_address(s.full) + now * 8, m * bytes);
         }
         for (uint32_t j = 0; j < m; j++) {
           const uint32_t block = __shfl_sync(~0u, id, i + j);
           if (walk.lane() == 0 && !(p.flags & NO_LOADS))
-            bulk_copy(ring() + slot.index * STAGE + j * bytes, kv + (uint64_t)block * heads * bytes, bytes, full(slot), policy);
+            bulk_copy(shared_address(s.ring) + now * STAGE + j * bytes, kv + (uint64_t)block * heads * bytes, bytes, shared_address(s.full) + now * 8, policy);
         }
       }
     }

@@ -79,6 +79,12 @@ __device__ __forceinline__ float load_early(const float* p) {
   asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
   return v;
 }
+// The same for a word that this thread itself wrote.
+__device__ __forceinline__ float load_own(const void* p) {
+  float v;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
 // Loads v if `on`, else leaves it: keeps arrays of polled words in registers.
 __device__ __forceinline__ void load_four_if(uint4& v, const void* p, bool on) {
   asm volatile(

@@ -119,7 +119,7 @@ __device__ __forceinline__ uint32_t chunks_of(uint32_t k) { return k / 32; }
 __device__ __forceinline__ uint32_t stages_of(uint32_t k) { return (k / 32 + 15) / 16; }
 
 #ifndef PLOW_SPLIT_PAGES
-#define PLOW_SPLIT_PAGES 32
+#define PLOW_SPLIT_PAGES 8
 #endif
 constexpr uint32_t SPLIT_PAGES = PLOW_SPLIT_PAGES; // a part of fewer pages is not worth the exchange of partial results
 

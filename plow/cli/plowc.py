@@ -24,6 +24,8 @@ from plow.schedule.simulate import simulate
 from plow.tune.choices import apply_tuned
 
 app = new_app("Build a bundle, look into it, predict its speed.")
+CERTIFIED_TARGETS = ("cpu",)
+"""Targets whose programs Lean can certify."""
 AssetsOption = Annotated[Path, typer.Option("--assets", help="bundle directory")]
 MachineOption = Annotated[str, typer.Option("--machine", help="hardware spec: name or JSON file")]
 DisableOption = Annotated[list[str] | None, typer.Option("--disable-rule", help="rewrite rule to leave out")]
@@ -44,7 +46,10 @@ def compile_command(
     disable: DisableOption = None,
     round_weights: Annotated[bool, typer.Option("--round-weights", help="round fp32/fp16 weights to bf16")] = False,
     tune_db: Annotated[Path | None, typer.Option("--tune-db", help="tune database whose winners are used")] = None,
-    verify: Annotated[str, typer.Option("--verify", help="on: certify with Lean; off: leave uncertified")] = "on",
+    isa: Annotated[str, typer.Option("--isa", help="instruction set of a GPU target; default: the target's")] = "",
+    verify: Annotated[
+        str, typer.Option("--verify", help="on: certify with Lean; off: leave uncertified; auto: on where it can be")
+    ] = "auto",
     config: Annotated[Path | None, typer.Option("--config", help="config.json of a shape bundle")] = None,
     synthetic: Annotated[int | None, typer.Option("--synthetic", help="seed of a shape bundle's weights")] = None,
     as_json: JsonOption = False,
@@ -54,11 +59,10 @@ def compile_command(
     if ctx.invoked_subcommand:
         return
     with reporting(as_json, debug):
-        shape = config is not None and synthetic is not None
-        if out is None or bool(hf_dir) == shape:
+        shape = config is not None or synthetic is not None
+        if out is None or bool(hf_dir) == shape or (config is None) != (synthetic is None):
             raise ConfigError("a build needs --out and --hf-dir, or --config with --synthetic", "plowc", "plowc --help")
-        if verify not in ("on", "off"):
-            raise ConfigError(f"--verify {verify!r} is unknown", "plowc", "on or off")
+        certify = _certifies(verify, gpu)
         options = Options(
             gpu,
             max_ctx,
@@ -69,6 +73,7 @@ def compile_command(
             prompt_math,
             tuple(disable or ()),
             round_weights,
+            _interpreter(gpu, isa),
         )
         if tune_db is not None:
             apply_tuned(options, tune_db)
@@ -76,13 +81,40 @@ def compile_command(
             manifest = compile_config(config, out, options, synthetic, progress=_say)
         else:
             manifest = compile_checkpoint(resolve(hf_dir), out, options, progress=_say)
-        certificates = _certify(out) if verify == "on" else []
+        certificates = _certify(out) if certify else []
         if as_json:
             emit({**manifest, "schema": "plowc.build/1", "out": str(out), "certificates": certificates})
 
 
+def _interpreter(target: str, isa: str) -> dict[str, str]:
+    """Arguments of the target's interpreter build. Raises ConfigError."""
+    if isa and target == "cpu":
+        raise ConfigError("--isa is of GPU targets", "--isa", "leave it out, or choose --gpu h200")
+    return {"isa": isa} if isa else {}
+
+
+def _certifies(verify: str, target: str) -> bool:
+    """Whether the build ends with Lean. Published values have no certificate yet. Raises ConfigError."""
+    if verify not in ("auto", "on", "off"):
+        raise ConfigError(f"--verify {verify!r} is unknown", "plowc", "auto, on or off")
+    if target in CERTIFIED_TARGETS:
+        return verify != "off"
+    if verify == "on":
+        raise ConfigError(f"programs for {target} cannot be certified yet", "--verify", "build with --verify off")
+    if verify == "auto":
+        _warn(f"UNCERTIFIED: programs for {target} have no certificate yet; plowrt needs --allow-uncertified")
+    return False
+
+
 def _say(line: str) -> None:
-    console.print(line, markup=False)
+    if line.startswith("SHAPE BUNDLE"):
+        _warn(line)
+    else:
+        console.print(line, markup=False)
+
+
+def _warn(line: str) -> None:
+    console.print(line, style="bold yellow", markup=False)
 
 
 def _certify(out: Path) -> list[str]:

@@ -19,15 +19,19 @@ app = new_app("Run and serve the bundles that plowc builds.")
 STEPS_PER_CALL = 8
 """Tokens of a backend call when nobody watches them arrive."""
 AssetsOption = Annotated[Path, typer.Option("--assets", help="bundle directory")]
-BackendOption = Annotated[str, typer.Option("--backend", help="cpu, or numpy (the readable oracle; slow)")]
+BackendOption = Annotated[
+    str, typer.Option("--backend", help="cpu, cuda, or numpy (the readable oracle; slow); default: the bundle's target")
+]
 UncertifiedOption = Annotated[bool, typer.Option("--allow-uncertified", help="run packets without a certificate")]
 
 
-def open_llm(assets: Path, backend: str, allow_uncertified: bool, steps_per_call: int = 1) -> LLM:
-    """Load a bundle and say loudly what is unusual about it."""
+def open_llm(assets: Path, backend: str, allow_uncertified: bool, steps_per_call: int = 1, text: bool = False) -> LLM:
+    """Load a bundle and say loudly what is unusual about it. text: refuse a bundle that has none."""
     from plow.runtime.llm import LLM
 
-    llm = LLM(assets, backend, allow_uncertified, steps_per_call)
+    llm = LLM(assets, backend, allow_uncertified, steps_per_call, text)
+    if llm.bundle.synthetic:
+        console.print("SHAPE BUNDLE: random weights; its tokens mean nothing", style="bold yellow", markup=False)
     if not llm.bundle.certified:
         console.print(f"UNCERTIFIED bundle: {llm.bundle.uncertified_reason}", style="bold yellow", markup=False)
     if backend == "numpy":
@@ -49,7 +53,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="equal seeds repeat a text")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="string that ends the text; may be given again")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="go on after an end-of-sequence token")] = False,
-    backend: BackendOption = "cpu",
+    backend: BackendOption = "",
     allow_uncertified: UncertifiedOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -60,7 +64,7 @@ def generate(
 
         sampling = SamplingParams(temperature, top_k, top_p, min_p, seed)
         text = sys.stdin.read() if prompt == "-" else prompt
-        llm = open_llm(assets, backend, allow_uncertified, STEPS_PER_CALL if as_json else 1)
+        llm = open_llm(assets, backend, allow_uncertified, STEPS_PER_CALL if as_json else 1, text is not None)
         ids = _prompt_ids(llm, text, prompt_ids, chat)
         show = None if as_json else lambda _, piece: print(piece, end="", flush=True)
         done = llm.generate([ids], sampling, max_tokens, stop or (), ignore_eos, show)[0]
@@ -99,7 +103,8 @@ def generate_report(llm: LLM, done: Completion) -> dict[str, Any]:
     return {"schema": "plowrt.generate/1", "text": done.text, "token_ids": done.token_ids, "finish_reason": done.finish,
             "prompt_tokens": len(done.prompt_ids), "prompt_ids": done.prompt_ids, "timings": timings(llm, done),
             "bundle": {"path": str(llm.bundle.path), "packets_sha256": llm.bundle.packet_digest,
-                       "certified": llm.bundle.certified, "target": llm.bundle.target}}
+                       "certified": llm.bundle.certified, "target": llm.bundle.target,
+                       "synthetic": llm.bundle.synthetic}}
 
 
 @app.command()
@@ -109,7 +114,7 @@ def serve(
     port: Annotated[int, typer.Option(help="TCP port; 0 = any free one")] = 8080,
     model_name: Annotated[str | None, typer.Option(help="name that clients use; default: the bundle's")] = None,
     max_waiting: Annotated[int, typer.Option(help="requests that may queue before clients get 503")] = 256,
-    backend: BackendOption = "cpu",
+    backend: BackendOption = "",
     allow_uncertified: UncertifiedOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout when ready")] = False,
     debug: DebugOption = False,
@@ -118,7 +123,7 @@ def serve(
     with reporting(as_json, debug):
         from plow.serve.server import run_server
 
-        llm = open_llm(assets, backend, allow_uncertified)
+        llm = open_llm(assets, backend, allow_uncertified, text=True)
 
         def ready(url: str, name: str) -> None:
             console.print(f"serving {name} at {url}/v1", style="bold green", markup=False)
@@ -133,21 +138,29 @@ def bench(
     assets: AssetsOption,
     rounds: Annotated[int, typer.Option(help="interleaved rounds", min=1)] = 5,
     tokens: Annotated[int, typer.Option(help="decoded tokens of a measurement", min=2)] = 64,
-    prompt_tokens: Annotated[int, typer.Option(help="length of the measured prompt", min=1)] = 512,
-    backend: BackendOption = "cpu",
+    prompt_tokens: Annotated[
+        int, typer.Option(help="length of the measured prompt; on a GPU: context of the decode", min=1)
+    ] = 512,
+    backend: BackendOption = "",
     allow_uncertified: UncertifiedOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Measure decode at batch 1 and 8 and a long prompt, in interleaved rounds, with the machine's mode of each."""
+    """Measure decode at batch 1 and 8 and a long prompt, in interleaved rounds, with the machine's mode of each; on a
+    GPU decode in the kernel and through the engine."""
     with reporting(as_json, debug):
         from plow.runtime.bench import run_bench
+        from plow.runtime.cuda_bench import run_cuda_bench
 
         llm = open_llm(assets, backend, allow_uncertified)
-        report = run_bench(llm, rounds, tokens, prompt_tokens,
-                           lambda line: console.print(line, style="dim", markup=False))
+        run = run_cuda_bench if llm.bundle.target == "h200" else run_bench
+        report = run(llm, rounds, tokens, prompt_tokens, lambda line: console.print(line, style="dim", markup=False))
         if as_json:
             emit(report)
+        elif "decode" in report:
+            for d in report["decode"]:
+                print(f"batch {d['batch']}: {d['ms_kernel']:.4f} ms a step in the kernel, {d['ms_engine']:.4f} through "
+                      f"the engine ({d['tok_s']:.0f} tok/s), {d['bytes'] / 1e9:.3f} GB = {d['gb_s']:.0f} GB/s")
         else:
             for name, m in report["measurements"].items():
                 print(f"{name:<12} {m['median']:9.1f} {m['unit']}  ({m['min']:.1f} .. {m['max']:.1f})")

@@ -1,16 +1,20 @@
 """What a packet reads and writes in the arena, as regions that can be compared for overlap.
 
 A region is a rectangle of a row-major buffer, or a whole byte interval (weights, tables, KV of a layer). Dependencies
-are derived from these regions alone, by the scheduler and again by the verifier from the decoded bytes.
+are derived from these regions alone, by the scheduler and again by the verifier from the decoded bytes. STREAM packets
+have no effects of this kind: what orders them is the values that they publish.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plow.errors import PacketError
 from plow.packet.abi import KV_BLOCK, LANES, UNIT_ROWS, Epilogue, Opcode
 from plow.packet.codec import Packet
 
+STREAM = frozenset(op for op in Opcode if op.name.startswith("STREAM_"))
+"""Packets that depend on each other through published values."""
 ANY_ROW = (0, 1 << 16, 1)
 """Row range that meets every row of a step."""
 
@@ -68,12 +72,15 @@ def overlaps(a: Region, b: Region) -> bool:
 
 def effects(p: Packet, num_kv_blocks: int) -> list[Effect]:
     """Reads and writes of activations and KV. Weights and tables are constant and leave no effect.
+    Raises PacketError for a STREAM packet.
 
     num_kv_blocks: blocks of every layer's KV region (limits of the packet file).
     """
     d = p.dims
     if p.opcode == Opcode.NOP:
         return []
+    if p.opcode in STREAM:
+        raise PacketError("published values are no effects", f"packet {p.seq} {p.opcode.name}", "no counters order it")
     rows = (d["row0"], d["row1"], d["row_step"])
     found: list[Effect] = []
 

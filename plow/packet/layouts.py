@@ -76,12 +76,13 @@ def unpack_tiles(packed: np.ndarray) -> np.ndarray:
 
 
 def page_keys(pages: np.ndarray, head_dim: int) -> np.ndarray:
-    """Keys of pages of one kv head, u16 [..., 32 * head_dim]: a view [..., p/8, p%8, d/32, d%32] of position, feature."""
-    return pages[..., : KV_BLOCK * head_dim].reshape(*pages.shape[:-1], 2, -1, 8, STREAM_CHUNK).swapaxes(-2, -3)
+    """Keys in pages of a kv head, u16 [..., 32 * head_dim]: view [..., p/8, p%8, d/32, d%32] of position, feature."""
+    cells = pages[..., : KV_BLOCK * head_dim].reshape(*pages.shape[:-1], 2, head_dim // STREAM_CHUNK, 8, STREAM_CHUNK)
+    return cells.swapaxes(-2, -3)
 
 
 def page_values(pages: np.ndarray, head_dim: int) -> np.ndarray:
     """Values likewise: a view [..., p/8, p%8/2, p%2, d/16, d/8%2, d%8]."""
-    cells = pages[..., KV_BLOCK * head_dim :].reshape(*pages.shape[:-1], -1, 8, 4, 2, 2, 2)
+    cells = pages[..., KV_BLOCK * head_dim :].reshape(*pages.shape[:-1], head_dim // 16, 8, 4, 2, 2, 2)
     n = cells.ndim - 6
     return cells.transpose(*range(n), n + 4, n + 2, n + 5, n, n + 3, n + 1)

@@ -6,7 +6,7 @@ from plow.errors import RequestError
 from plow.runtime.bundle import Bundle
 from plow.runtime.step import Backend
 
-BACKENDS = {"cpu": ("cpu",), "cuda": ("h200",), "numpy": ("cpu",)}
+BACKENDS = {"cpu": ("cpu",), "cuda": ("h200",), "numpy": ("cpu", "h200")}
 """Backend -> targets whose bundles it runs."""
 DEFAULT = {"cpu": "cpu", "h200": "cuda"}
 """Target -> backend."""

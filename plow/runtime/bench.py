@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from plow.errors import RequestError
-from plow.packet.abi import UNIT_ROWS, Opcode
+from plow.packet.abi import STREAM_TILE, UNIT_ROWS, Opcode
 from plow.packet.codec import decode
 from plow.packet.container import ProgramRecord
 from plow.runtime.cpu_probe import probe
@@ -105,6 +105,7 @@ def prompt_rate(llm: LLM, tokens: int) -> float:
 
 def weight_bytes(program: ProgramRecord) -> int:
     """Bytes of weights that one step of a program streams (projections; gathered rows and tables are small)."""
+    streams = (Opcode.STREAM_LINEAR, Opcode.STREAM_HEAD)
     total = 0
     for packets in program.lists:
         for p in map(decode, packets):
@@ -113,4 +114,6 @@ def weight_bytes(program: ProgramRecord) -> int:
                 total += (d["unit1"] - d["unit0"]) * UNIT_ROWS * d["k"] * 2
             elif p.opcode == Opcode.QKV:
                 total += (d["head1"] - d["head0"]) * d["head_dim"] * d["k"] * 2
+            elif p.opcode in streams:
+                total += (d["tile1"] - d["tile0"]) * STREAM_TILE * d["k"] * 2
     return total

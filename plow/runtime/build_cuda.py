@@ -22,6 +22,7 @@ from plow.packet.cheader import header
 SOURCES = Path(__file__).parents[2] / "kernels" / "cuda"
 BUDGET = SOURCES / "budget.toml"
 ARCHITECTURES = {"sm_90a": "arch=compute_90a,code=sm_90a"}
+RESOURCES = ("registers", "stack", "spill_stores", "spill_loads", "shared")
 FLAGS = ("-O3", "-std=c++17", "-cubin", "-Xptxas", "-v")
 
 
@@ -54,18 +55,19 @@ def build(out: Path, isa: str = "sm_90a", nvcc: str = "", defines: tuple[str, ..
 
 
 def find_nvcc(choice: str = "") -> str:
-    """The compiler: `choice`, $PLOW_NVCC, PATH, or the pip toolkit. Raises ToolMissing."""
+    """The compiler: `choice`, else $PLOW_NVCC, else that of PATH, else the pip toolkit's. One that was asked for and is
+    not there is an error, not a reason to take another. Raises ToolMissing."""
+    for asked, where in ((choice, "nvcc"), (os.environ.get("PLOW_NVCC", ""), "PLOW_NVCC")):
+        if asked:
+            found = shutil.which(asked)
+            if found is None:
+                raise ToolMissing(f"no CUDA compiler at {asked!r}", where, "name an nvcc that can be executed")
+            return found
     wheels = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
-    candidates = [
-        choice,
-        os.environ.get("PLOW_NVCC", ""),
-        shutil.which("nvcc") or "",
-        *map(str, sorted(wheels.glob("*/bin/nvcc"))),
-    ]
-    for path in candidates:
-        if path and Path(path).is_file():
-            return path
-    raise ToolMissing("no CUDA compiler", "nvcc", "install the CUDA toolkit, or pip install plow[cuda]")
+    found = shutil.which("nvcc") or next(map(str, sorted(wheels.glob("*/bin/nvcc"))), None)
+    if found is None:
+        raise ToolMissing("no CUDA compiler", "nvcc", "install the CUDA toolkit, or pip install plow[cuda]")
+    return found
 
 
 def source_sha256() -> str:
@@ -78,33 +80,43 @@ def source_sha256() -> str:
 
 
 def resource_report(ptxas: str) -> dict[str, dict[str, int]]:
-    """Kernel -> {"registers", "stack", "spill_stores", "spill_loads"} (bytes) from ptxas -v. Raises ConfigError."""
+    """Kernel -> {"registers", "stack", "spill_stores", "spill_loads", "shared"} from ptxas -v: registers of a thread,
+    else bytes; shared is the static part. Raises ConfigError."""
     found = {}
     for part in ptxas.split("Compiling entry function")[1:]:
         name = re.search(r"'(\w+)'", part)
         frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
-        used = re.search(r"Used (\d+) registers", part)
+        used, shared = re.search(r"Used (\d+) registers", part), re.search(r"(\d+) bytes smem", part)
         if name and frame and used:
-            numbers = (used[1], frame[1], frame[2], frame[3])
-            found[name[1]] = dict(
-                zip(("registers", "stack", "spill_stores", "spill_loads"), map(int, numbers), strict=True)
-            )
+            numbers = (used[1], frame[1], frame[2], frame[3], shared[1] if shared else 0)
+            found[name[1]] = dict(zip(RESOURCES, map(int, numbers), strict=True))
     if not found:
         raise ConfigError("ptxas says nothing about the kernels", str(SOURCES), "compile with -Xptxas -v")
     return found
 
 
 def check_budget(resources: dict[str, dict[str, int]]) -> None:
-    """Raises ConfigError naming what grew beyond the budget file."""
+    """Raises ConfigError naming all that grew beyond the budget file: the kernel's table in it, else [default]."""
     budget = tomllib.loads(BUDGET.read_text())
-    for kernel, used in resources.items():
-        for name, most in budget.get(kernel, budget["default"]).items():
-            if used[name] > most:
-                raise ConfigError(
-                    f"{kernel} needs {name} {used[name]}, the budget is {most}",
-                    str(BUDGET),
-                    "make the kernel smaller, or measure that the larger one is faster and raise the budget",
-                )
+    unknown = sorted({name for table in budget.values() for name in table} - set(RESOURCES))
+    if unknown or not budget.get("default"):
+        raise ConfigError(
+            f"the budget limits {', '.join(unknown) or 'nothing by default'}",
+            str(BUDGET),
+            f"limit some of {', '.join(RESOURCES)}",
+        )
+    grown = [
+        f"{kernel} needs {name} {used[name]}, the budget is {most}"
+        for kernel, used in resources.items()
+        for name, most in budget.get(kernel, budget["default"]).items()
+        if used[name] > most
+    ]
+    if grown:
+        raise ConfigError(
+            "; ".join(grown),
+            str(BUDGET),
+            "make the kernel smaller, or measure that the larger one is faster and raise the budget",
+        )
 
 
 def _sources() -> list[Path]:
@@ -112,7 +124,10 @@ def _sources() -> list[Path]:
 
 
 def _version(compiler: str) -> str:
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    except OSError as e:
+        raise ToolMissing(f"the CUDA compiler does not start: {e.strerror}", compiler, "name another one") from None
     found = re.search(r"release [\d.]+, (V[\d.]+)", done.stdout)
     return f"nvcc {found[1] if found else 'version unknown'}"
 
@@ -136,6 +151,7 @@ def _compile(compiler: str, flags: list[str], cache: Path) -> None:
             raise ConfigError(f"the interpreter does not compile: {error}", str(SOURCES), "use nvcc 12.4 or newer")
         (Path(scratch) / "ptxas.txt").write_text(done.stderr + done.stdout)
         cache.mkdir(parents=True, exist_ok=True)
-        for name in ("ptxas.txt", "interp.cubin"):
-            shutil.copy(Path(scratch) / name, cache / f"{name}.partial")
-            (cache / f"{name}.partial").rename(cache / name)
+        for name in ("ptxas.txt", "interp.cubin"):  # the cubin last: it says that the entry is whole
+            partial = cache / f"{name}.{os.getpid()}"
+            shutil.copy(Path(scratch) / name, partial)
+            partial.rename(cache / name)

@@ -76,7 +76,10 @@ class Bundle:
         return self.path / self.manifest[part]["file"]
 
     def weights(self) -> np.ndarray:
-        """u8, read-only: the image of the arena's constant segments."""
+        """u8, read-only: the image of the arena's constant segments. Raises BundleError for a shape bundle."""
+        if self.synthetic:
+            raise BundleError("a shape bundle has no weights to read", str(self.path),
+                              "run it on its device, which draws them")
         return np.memmap(self.file("weights"), np.uint8, mode="r")
 
 

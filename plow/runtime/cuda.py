@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from plow.errors import BundleError, PlowError, RequestError, ToolMissing
-from plow.packet.abi import ABI_VERSION, PACKET, PACKET_BYTES, STREAM_COLUMNS, Opcode
-from plow.packet.codec import decode
+from plow.errors import RequestError
+from plow.packet.abi import PACKET, STREAM_COLUMNS
 from plow.packet.container import ProgramRecord
 from plow.runtime import cuda_weights
-from plow.runtime.bundle import REBUILD, Bundle
+from plow.runtime.bundle import Bundle
+from plow.runtime.cuda_device import DeviceError, Interpreter, Kernel, check_device, cupy, failures, words
 from plow.runtime.cuda_params import DIAG_NOTES, DIAG_WARPS, PARAMS, rows_of, stuck
 from plow.runtime.sampler import sample
 from plow.runtime.step import StepBatch
 
-CAPABILITY = "90"
 COUNTER_WORDS = 32
-INFLIGHT = 4
+INFLIGHT = 5
 """Ring stages of 16 KiB that a worker keeps in flight: more only delays polls."""
-
-
-class DeviceError(PlowError):
-    """The device is missing, does not fit the bundle, or failed."""
-
-    exit_code = 1
+OUT_STEPS = 64
+WARM_STEPS = 5
 
 
 @dataclass
@@ -38,135 +35,86 @@ class _Program:
     counts: Any
     counters: Any
     max_packets: int
-    kernel: Any
+    kernel: Kernel
     steps: int = 0
 
 
 class CudaBackend:
-    """Executes a bundle on the GPU. flags: diagnosis switches of kernels/cuda/params.h (results are then wrong).
+    """Executes a bundle on the GPU. flags: diagnosis switches of kernels/cuda/params.h (results are then wrong);
+    inflight: ring stages in flight; lost: why nothing runs any more.
 
     Raises ToolMissing without CuPy, DeviceError when the device has another ISA, too few SMs or too little memory.
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        try:
-            import cupy as cp
-        except ImportError:
-            raise ToolMissing("CuPy is not installed", "--backend cuda", "pip install plow[cuda]") from None
-        self.bundle, self.cp = bundle, cp
-        self.flags, self.inflight = 0, INFLIGHT
-        self.lost = ""
+        self.bundle, self.cp = bundle, cupy()
+        self.flags, self.inflight, self.lost = 0, INFLIGHT, ""
         self.workers = int(bundle.packets.header["workers"])
-        self._check_device()
-        module = cp.RawModule(path=str(bundle.file("interpreter")))
-        self._module = module
-        launch = cp.ndarray((4,), cp.uint32, module.get_global("plow_launch")).get()
-        self.threads, self.shared = int(launch[0]), int(launch[1])
-        if int(launch[2]) != PARAMS.itemsize or int(launch[3]) != ABI_VERSION:
-            raise BundleError(
-                f"the interpreter has ABI {int(launch[3])}, this plowrt {ABI_VERSION}", str(bundle.path), REBUILD
-            )
+        self._failures = failures(self.cp)
+        self._programs: dict[int, _Program] = {}
+        self._known_pages: np.ndarray | None = None
+        self._last: tuple[int, np.ndarray] | None = None
+        interpreter = Interpreter(self.cp, bundle, check_device(self.cp, bundle))
+        self._kernels = [interpreter.kernel(record) for record in bundle.packets.programs]
+        with self._device("loading"):
+            self._allocate()
+
+    def _allocate(self) -> None:
+        cp, bundle, limits = self.cp, self.bundle, self.bundle.limits
         self._arena = cp.zeros(bundle.arena_bytes, cp.uint8)
+        cp.cuda.get_current_stream().synchronize()
         (cuda_weights.draw if bundle.synthetic else cuda_weights.upload)(cp, self._arena, bundle)
         self.published, size = bundle.segments["published"]
         self._both_copies = self._arena[self.published : self.published + size]
-        words = DIAG_NOTES + self.workers * DIAG_WARPS * 2
-        self._pinned = cp.cuda.alloc_pinned_memory(8 * words)
-        self._diag = np.frombuffer(self._pinned, np.uint64, words)
-        self._programs: dict[int, _Program] = {}
-        limits = bundle.limits
+        count = DIAG_NOTES + self.workers * DIAG_WARPS * 2
+        self._pinned = cp.cuda.alloc_pinned_memory(8 * count)
+        self._diag = np.frombuffer(self._pinned, np.uint64, count)
         self._page_table = cp.zeros((limits.max_slots, limits.blocks_per_seq), cp.int32)
-        self._known_pages: np.ndarray | None = None
-        self._out = cp.zeros((64, STREAM_COLUMNS), cp.int32)
+        self._out = cp.zeros((OUT_STEPS, STREAM_COLUMNS), cp.int32)
         cp.cuda.get_current_stream().synchronize()
-
-    def _check_device(self) -> None:
-        cp = self.cp
-        try:
-            device = cp.cuda.Device()
-            capability, sms = device.compute_capability, device.attributes["MultiProcessorCount"]
-            free, total = cp.cuda.runtime.memGetInfo()
-        except cp.cuda.runtime.CUDARuntimeError as e:
-            raise DeviceError(f"no usable CUDA device: {e}", "--backend cuda", "check nvidia-smi") from None
-        where = str(self.bundle.path)
-        if capability != CAPABILITY:
-            raise DeviceError(
-                f"the device has compute capability {capability}, the bundle wants {CAPABILITY}",
-                where,
-                "build for the device that you have",
-            )
-        if sms < self.workers:
-            raise DeviceError(
-                f"the bundle wants {self.workers} SMs, the device has {sms}",
-                where,
-                f"build it with plowc --workers {sms}",
-            )
-        if free < self.bundle.arena_bytes:
-            raise DeviceError(
-                f"the arena needs {self.bundle.arena_bytes / 1e9:.1f} GB, {free / 1e9:.1f} of {total / 1e9:.1f} "
-                "GB are free",
-                where,
-                "lower --max-ctx or --max-batch, or end other processes",
-            )
 
     @property
     def arena(self) -> np.ndarray:
         """A copy of the device's arena, for comparisons."""
-        return self._arena.get()
+        with self._device("arena"):
+            return self._arena.get()
 
     # -- running -------------------------------------------------------------------------------------------------------
     def run(self, program: int, batch: StepBatch, n_steps: int = 1) -> np.ndarray:
         """See Backend.run. A batch with sampled rows (temperature > 0) runs step by step and is sampled on the host."""
-        loaded = self._program(program)
-        batch.check(self.bundle.limits, loaded.record.rows, loaded.record.samples, n_steps)
+        self._check(program, batch, n_steps)
         if not batch.temperature.any():
-            self._launch(program, batch, n_steps)
-            return self._out[:n_steps, : batch.n_samples].get()
+            return self._launch(program, batch, n_steps)[:, : batch.n_samples]
         picked = np.zeros((n_steps, batch.n_samples), np.int32)
-        tokens, positions = batch.tokens.copy(), batch.positions.copy()
+        live = batch
         for e in range(n_steps):
-            live = StepBatch(
-                tokens,
-                positions,
-                batch.slots,
-                batch.sample_rows,
-                batch.page_table,
-                batch.temperature,
-                batch.top_k,
-                batch.top_p,
-                batch.min_p,
-                batch.seed,
-            )
             self._launch(program, live, 1)
-            logits = self.logits(program, batch.n_samples)
-            for s, row in enumerate(batch.sample_rows):
-                picked[e, s] = sample(
-                    logits[s],
-                    float(batch.temperature[s]),
-                    int(batch.top_k[s]),
-                    float(batch.top_p[s]),
-                    float(batch.min_p[s]),
-                    int(batch.seed[s]),
-                    int(positions[row]),
-                )
+            picked[e] = _sample(live, self.logits(program, batch.n_samples))
             if n_steps > 1:
-                tokens, positions = picked[e].copy(), positions + np.int32(1)
+                live = replace(live, tokens=picked[e].copy(), positions=live.positions + np.int32(1))
         return picked
 
     def logits(self, program: int, n_samples: int) -> np.ndarray:
-        """f32 [n_samples, vocab]: of the last step; see Backend.logits."""
-        record = self._program(program).record
-        vocab = self.bundle.limits.vocab_size
+        """f32 [n_samples, vocab]: of the last step; see Backend.logits. Raises RequestError when that step was of
+        another program or had fewer samples."""
+        record, vocab = self._program(program).record, self.bundle.limits.vocab_size
+        last, rows = self._last or (-1, np.zeros(0, np.int32))
+        if last != program or n_samples > len(rows):
+            raise RequestError(
+                f"no logits of {n_samples} samples of program {program}", "CudaBackend", "run that program first"
+            )
         found = np.empty((n_samples, vocab), np.float32)
-        for s, row in enumerate(self._sample_rows[:n_samples]):
-            at = record.logits_offset + 4 * int(row) * record.logits_stride
-            found[s] = self._arena[at : at + 4 * vocab].view(self.cp.float32).get()
+        with self._device(f"program {program}"):
+            for s, row in enumerate(rows[:n_samples]):
+                at = record.logits_offset + 4 * int(row) * record.logits_stride
+                found[s] = self._arena[at : at + 4 * vocab].view(self.cp.float32).get()
         return found
 
     def time_steps(self, program: int, batch: StepBatch, n_steps: int) -> float:
-        """Milliseconds a step: one launch of n_steps between two events, after a short launch."""
+        """Milliseconds a step: one launch of n_steps between two events, after a short launch. Greedy rows only."""
+        self._check(program, batch, n_steps)
         cp = self.cp
-        self._launch(program, batch, min(5, n_steps))
+        self._launch(program, batch, min(WARM_STEPS, n_steps))
         begin, end = cp.cuda.Event(), cp.cuda.Event()
         self._launch(program, batch, n_steps, events=(begin, end))
         return float(cp.cuda.get_elapsed_time(begin, end)) / n_steps
@@ -174,97 +122,134 @@ class CudaBackend:
     def trace(self, program: int, batch: StepBatch, n_steps: int = 3) -> np.ndarray:
         """u64 [workers, max_packets, 4]: nanoseconds at start, inputs ready, done, published of each packet of the last
         step; 0 where a packet has no such point."""
-        loaded = self._program(program)
-        found = self.cp.zeros((self.workers, loaded.max_packets, 4), self.cp.uint64)
+        self._check(program, batch, n_steps)
+        with self._device(f"program {program}"):
+            found = self.cp.zeros((self.workers, self._program(program).max_packets, 4), self.cp.uint64)
         self._launch(program, batch, n_steps, trace=found)
-        return found.get()
+        with self._device(f"program {program}"):
+            return found.get()
 
     def close(self) -> None:
+        """Give the device's memory back. A lost context holds it until the process ends."""
         self._programs.clear()
-        self._arena = self._both_copies = None
+        self._arena = self._both_copies = self._page_table = self._out = None
+        if not self.lost:
+            self.cp.get_default_memory_pool().free_all_blocks()
+            self.lost = "the backend is closed"
 
-    def _program(self, index: int) -> _Program:
+    # -- the device ----------------------------------------------------------------------------------------------------
+    @contextmanager
+    def _device(self, where: str) -> Iterator[None]:
+        """CUDA's errors in the block become typed ones; after all but a failed allocation the device is lost."""
+        if self.lost:
+            raise DeviceError("this backend runs nothing any more", self.lost, "start a fresh process")
+        try:
+            yield
+        except self.cp.cuda.memory.OutOfMemoryError as e:
+            fix = "lower --max-ctx or --max-batch, or end other processes"
+            raise DeviceError(f"out of device memory: {words(e)}", where, fix) from None
+        except self._failures as e:
+            self.lost = words(e)
+            raise DeviceError(f"the device failed: {self.lost}", where, "start a fresh process") from e
+
+    def _check(self, program: int, batch: StepBatch, n_steps: int) -> None:
+        """The kernel looks at none of this: an index out of range would become an address."""
+        record = self._record(program)
+        batch.check(self.bundle.limits, record.rows, record.samples, n_steps)
+
+    def _record(self, index: int) -> ProgramRecord:
         records = self.bundle.packets.programs
         if not 0 <= index < len(records):
             raise RequestError(f"no program {index}", str(self.bundle.path), f"use 0..{len(records) - 1}")
+        return records[index]
+
+    def _program(self, index: int) -> _Program:
+        record = self._record(index)
         if index not in self._programs:
-            cp, record = self.cp, records[index]
-            longest = max(len(x) for x in record.lists)
+            cp, longest = self.cp, max(len(x) for x in record.lists)
             table = np.zeros((len(record.lists), longest), PACKET)
             for w, packets in enumerate(record.lists):
                 table[w, : len(packets)] = packets
-            raw = table.view(np.uint8).reshape(-1)
-            assert raw.size == table.size * PACKET_BYTES
-            self._programs[index] = _Program(
-                record,
-                cp.asarray(raw),
-                cp.asarray([len(x) for x in record.lists], cp.uint32),
-                cp.zeros(record.num_counters * COUNTER_WORDS, cp.uint32),
-                longest,
-                self._kernel(record),
-            )
+            with self._device(f"program {index}"):
+                self._programs[index] = _Program(
+                    record,
+                    cp.asarray(table.view(np.uint8).reshape(-1)),
+                    cp.asarray([len(x) for x in record.lists], cp.uint32),
+                    cp.zeros(record.num_counters * COUNTER_WORDS, cp.uint32),
+                    longest,
+                    self._kernels[index],
+                )
         return self._programs[index]
-
-    def _kernel(self, record: ProgramRecord) -> Any:
-        """The build of the interpreter for the program's columns and head size."""
-        packets = np.concatenate(record.lists)
-        heads = [decode(p) for p in packets[packets["opcode"] == Opcode.STREAM_ATTENTION][:1]]
-        dims = heads[0].dims if heads else {"cols": 1 if record.rows == 1 else STREAM_COLUMNS, "head_dim": 64}
-        kernel = self._module.get_function(f"plow_interp_c{dims['cols']}_d{dims['head_dim']}")
-        kernel.max_dynamic_shared_size_bytes = self.shared
-        return kernel
 
     def _launch(
         self, program: int, batch: StepBatch, n_steps: int, events: tuple[Any, Any] | None = None, trace: Any = None
-    ) -> None:
-        if self.lost:
-            raise DeviceError("the device context is lost", self.lost, "start a fresh process")
-        cp, loaded = self.cp, self._program(program)
+    ) -> np.ndarray:
+        """Run checked steps and wait for them; returns i32 [n_steps, STREAM_COLUMNS], tokens by sample."""
+        loaded, lost_before = self._program(program), self.lost
+        try:
+            with self._device(f"program {program}"):
+                self._prepare(batch, n_steps)
+                params = self._params(loaded, batch, n_steps, trace)
+                if events:
+                    events[0].record()
+                loaded.kernel.launch(params)
+                if events:
+                    events[1].record()
+                self.cp.cuda.get_current_stream().synchronize()
+                loaded.steps += n_steps
+                self._last = program, batch.sample_rows.copy()
+                return self._out[:n_steps].get()
+        except DeviceError as e:
+            if lost_before or not self._diag[0]:
+                raise
+            error = stuck(self.bundle.packets, program, self._diag)
+            self.lost = f"{error.what} [{error.where}]"
+            raise error from e
+
+    def _prepare(self, batch: StepBatch, n_steps: int) -> None:
+        """Everything on the device that the launch relies on, beside its parameters."""
         if len(self._out) < n_steps:
-            self._out = cp.zeros((n_steps, STREAM_COLUMNS), cp.int32)
+            self._out = self.cp.zeros((n_steps, STREAM_COLUMNS), self.cp.int32)
         if self._known_pages is None or not np.array_equal(self._known_pages, batch.page_table):
+            self._page_table.set(np.maximum(batch.page_table, 0))
             self._known_pages = batch.page_table.copy()
-            self._page_table.set(np.maximum(self._known_pages, 0))
+        self._diag[:] = 0
+        self._both_copies.fill(0xFF)
+
+    def _params(self, loaded: _Program, batch: StepBatch, n_steps: int, trace: Any) -> np.ndarray:
         p = np.zeros((), PARAMS)
-        p["packets"], p["counts"], p["counters"] = (
-            loaded.packets.data.ptr,
-            loaded.counts.data.ptr,
-            loaded.counters.data.ptr,
-        )
-        p["arena"], p["page_table"], p["out_tokens"] = (
-            self._arena.data.ptr,
-            self._page_table.data.ptr,
-            self._out.data.ptr,
-        )
+        pointers = {
+            "packets": loaded.packets,
+            "counts": loaded.counts,
+            "counters": loaded.counters,
+            "arena": self._arena,
+            "page_table": self._page_table,
+            "out_tokens": self._out,
+        }
+        for name, array in pointers.items():
+            p[name] = array.data.ptr
         p["diag"] = self._pinned.ptr
         p["trace"] = 0 if trace is None else trace.data.ptr
         p["published_offset"], p["published_bytes"] = self.published, self.bundle.packets.header["published_bytes"]
-        p["max_packets"], p["workers"], p["blocks_per_seq"] = (
-            loaded.max_packets,
-            self.workers,
-            self.bundle.limits.blocks_per_seq,
-        )
-        p["n_steps"], p["step_base"], p["flags"], p["inflight"] = n_steps, loaded.steps, self.flags, self.inflight
+        p["max_packets"], p["workers"] = loaded.max_packets, self.workers
+        p["blocks_per_seq"], p["n_steps"] = self.bundle.limits.blocks_per_seq, n_steps
+        p["step_base"] = loaded.steps & 0xFFFFFFFF  # like the counters, it wraps
+        p["flags"], p["inflight"] = self.flags, self.inflight
         rows_of(p, batch)
-        self._sample_rows = batch.sample_rows.copy()
-        self._diag[:] = 0
-        try:
-            self._both_copies.fill(0xFF)
-            if events:
-                events[0].record()
-            loaded.kernel((self.workers,), (self.threads,), (p[()],), shared_mem=self.shared)
-            if events:
-                events[1].record()
-            cp.cuda.get_current_stream().synchronize()
-        except cp.cuda.driver.CUDADriverError as e:
-            self._fail(program, e)
-        except cp.cuda.runtime.CUDARuntimeError as e:
-            self._fail(program, e)
-        loaded.steps += n_steps
+        return p
 
-    def _fail(self, program: int, error: Exception) -> None:
-        error_text = str(error)
-        self.lost = error_text
-        if self._diag[0]:
-            raise stuck(self.bundle.packets, program, self._diag) from error
-        raise DeviceError(f"the launch failed: {error_text}", f"program {program}", "start a fresh process") from error
+
+def _sample(batch: StepBatch, logits: np.ndarray) -> list[int]:
+    """The reference sampler on f32 [n_samples, vocab]."""
+    return [
+        sample(
+            logits[s],
+            float(batch.temperature[s]),
+            int(batch.top_k[s]),
+            float(batch.top_p[s]),
+            float(batch.min_p[s]),
+            int(batch.seed[s]),
+            int(batch.positions[row]),
+        )
+        for s, row in enumerate(batch.sample_rows)
+    ]

@@ -37,11 +37,15 @@ class Completion:
 class LLM:
     """load_s: seconds from the first byte to ready."""
 
-    def __init__(self, path: Path | str, backend: str = "cpu", allow_uncertified: bool = False,
-                 steps_per_call: int = 1) -> None:
-        """Raises BundleError, or RequestError for an unknown backend."""
+    def __init__(self, path: Path | str, backend: str = "", allow_uncertified: bool = False,
+                 steps_per_call: int = 1, text: bool = False) -> None:
+        """backend: empty = what the bundle was built for; text: refuse a shape bundle before its device is touched.
+
+        Raises BundleError, or RequestError for an unknown backend or a bundle without text."""
         start = time.perf_counter()
         self.bundle = bundles.load(path, allow_uncertified)
+        if text:
+            self.require_text()
         has_text = (self.bundle.path / "tokenizer.json").is_file()
         self.tokenizer = Tokenizer(self.bundle.path) if has_text else None
         self.backend = open_backend(self.bundle, backend)
@@ -51,8 +55,15 @@ class LLM:
     def close(self) -> None:
         self.backend.close()
 
+    def require_text(self) -> None:
+        """Raises RequestError for a shape bundle: what random weights say is no text."""
+        if self.bundle.synthetic:
+            raise RequestError("a shape bundle has random weights and no text", str(self.bundle.path),
+                               "measure it with plowrt bench, or build one from a checkpoint with plowc --hf-dir")
+
     def require_tokenizer(self) -> Tokenizer:
-        """Raises BundleError when the bundle has none."""
+        """Raises RequestError for a shape bundle, BundleError when another one has none."""
+        self.require_text()
         return self.tokenizer or Tokenizer(self.bundle.path)
 
     def encode(self, prompt: Prompt) -> list[int]:

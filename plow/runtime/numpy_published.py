@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from plow.errors import PlowError, StuckDependency
-from plow.packet.abi import STREAM_CHUNK, STREAM_COLUMNS, STREAM_TILE, Opcode
+from plow.packet.abi import OPCODES, STREAM_CHUNK, STREAM_COLUMNS, STREAM_TILE, Opcode
 from plow.packet.codec import Packet
 from plow.packet.container import PacketFile
 from plow.runtime.numpy_ops import State
@@ -23,6 +23,7 @@ from plow.runtime.numpy_ops import State
 Array = np.ndarray
 T = TypeVar("T")
 BROKEN = "the packet program is wrong: check it with plowc disasm"
+WRITES = {op: {n for n, (mode, _) in spec.operands.items() if "w" in mode} for op, spec in OPCODES.items()}
 TILE_WORDS = STREAM_TILE * STREAM_COLUMNS
 """f32 of a tile of a state, for one column as for eight."""
 
@@ -94,6 +95,16 @@ class StreamState(State):
 
     def __post_init__(self) -> None:
         self.owner = np.zeros(self.plain[1] // 4, np.int32)
+
+    def reads_other(self, packets: Sequence[Packet], operand: str) -> None:
+        """These packets will read an operand in the other copy: nobody may re-arm it before."""
+        for p in packets:
+            self.readers[p.operands[operand]] = self.readers.get(p.operands[operand], 0) + 1
+
+    def ended(self, p: Packet) -> None:
+        """Called when a packet has ended."""
+        if p.opcode == Opcode.STREAM_EMBED and not self.first:
+            self.readers[p.operands["tokens"]] -= 1
 
     # -- published -----------------------------------------------------------------------------------------------------
     def published(self, p: Packet, operand: str, dtype: type, *shape: int, other: bool = False) -> Array:
@@ -226,12 +237,3 @@ def stuck_published(file: PacketFile, lists: Sequence[Sequence[Packet]], at: Seq
     return StuckDependency(
         f"{need.operand} is not written: {len(late)} producers have not ended{': ' if late else ''}{text}",
         f"{place(packet)} {node}", BROKEN)
-
-
-def _writes() -> dict[Opcode, set[str]]:
-    from plow.packet.abi import OPCODES
-
-    return {op: {n for n, (mode, _) in spec.operands.items() if "w" in mode} for op, spec in OPCODES.items()}
-
-
-WRITES = _writes()

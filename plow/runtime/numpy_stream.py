@@ -61,7 +61,8 @@ def embed(s: StreamState, p: Packet) -> Polling[None]:
     tokens = s.batch.tokens.astype(np.uint32)
     if not s.first:
         tokens = yield from s.poll(p, "tokens", s.published(p, "tokens", np.uint32, p.dims["cols"], other=True)[:n])
-    table = s.array(p.operands["table"], np.uint16, p.dims["vocab"] // STREAM_TILE, k // STREAM_CHUNK, 2, 8, STREAM_CHUNK)
+    tiles = p.dims["vocab"] // STREAM_TILE
+    table = s.array(p.operands["table"], np.uint16, tiles, k // STREAM_CHUNK, 2, 8, STREAM_CHUNK)
     x = np.zeros((p.dims["cols"], (p.dims["tile1"] - p.dims["tile0"]) * STREAM_TILE), np.float32)
     for column, token in enumerate(tokens.tolist()):
         row = table[token // 16, :, token % 16 // 8, token % 8].reshape(-1)
@@ -152,7 +153,7 @@ class Part:
         self.page0 = low + min(p.dims["split"] * each, pages)
         self.page1 = low + min((p.dims["split"] + 1) * each, pages)
         self.first, self.end = max(oldest, self.page0 * KV_BLOCK), min(end, self.page1 * KV_BLOCK)
-        seen = [t for t in same if oldest <= b.positions[t] <= self.position]
+        seen = [int(t) for t in same if oldest <= b.positions[t] <= self.position]
         self.own = sorted(seen, key=lambda t: b.positions[t]) if p.dims["split"] == 0 else []
 
 
@@ -190,7 +191,7 @@ def attention(s: StreamState, p: Packet) -> Polling[None]:
 
 
 def partial_attention(s: StreamState, p: Packet, part: Part, group: int) -> Polling[tuple[Array, Array, Array]]:
-    """Sums [group, head_dim], maxima and masses [group] (scores in units of log 2) of a part; appends the row's k, v."""
+    """Sums [group, head_dim], maxima and masses [group] of a part, in powers of 2; appends the row's k and v."""
     d, hd, b = p.dims, p.dims["head_dim"], s.batch
     rows = s.published(p, "qkv", np.uint32, d["cols"], d["qkv_stride"])
     pages = s.array(p.operands["kv"], np.uint16, s.limits.num_kv_blocks, d["num_kv_heads"], 2 * KV_BLOCK * hd)

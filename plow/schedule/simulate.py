@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plow.errors import PacketError
 from plow.hw import Machine
 from plow.packet.abi import LANES, STEP_COUNTER, UNIT_ROWS, Domain, Epilogue, Flag, Opcode
 from plow.packet.codec import Packet, decode
 from plow.packet.container import ProgramRecord
+from plow.packet.effects import STREAM
 
 ACTIVATION_FLOPS = 8
 """FLOPs charged for one exp or tanh."""
@@ -72,9 +74,12 @@ def simulate(program: ProgramRecord, machine: Machine, context: int, rows: int |
 
 
 def work(p: Packet, rows: int, samples: int, context: int) -> tuple[float, float]:
-    """(bytes, flops) of a packet. Weights and KV count once a packet, activations of its rows once."""
+    """(bytes, flops) of a packet. Weights and KV count once a packet, activations of its rows once.
+    Raises PacketError for a STREAM packet."""
     if p.opcode == Opcode.NOP:
         return 0.0, 0.0
+    if p.opcode in STREAM:
+        raise PacketError("waits for published values are not simulated yet", f"packet {p.seq} {p.opcode.name}")
     d = p.dims
     count = samples if p.domain == Domain.SAMPLES else rows
     n = len(range(d["row0"], min(d["row1"], count), d["row_step"]))

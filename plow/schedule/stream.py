@@ -126,10 +126,8 @@ class Buffers:
         free: dict[int, list[int]] = {}
         for i, form in enumerate(forms):
             refs = [r for r in form.operands.values() if isinstance(r, BufferRef)]
-            for ref in [
-                r for r in refs if r.kind == "state"
-            ]:
-                if last[ref] == i and ref in self.offsets:
+            for ref in refs:
+                if ref.kind == "state" and last[ref] == i and ref in self.offsets:
                     free.setdefault(self.size(ref, form), []).append(self.offsets[ref])
             for ref in refs:
                 if ref not in self.offsets:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from plow.graph.ir import Graph
 from plow.graph.rope import cos_sin
 from plow.packet.layouts import norm_vector, pack_gated, pack_gated_tiles, pack_tiles, pack_units
-from plow.schedule.arena import WeightSegment, align
+from plow.schedule.arena import WeightSegment, align, weight_bytes
 from plow.tiles.forms import WeightRef
 
 Tensor = Callable[[str], np.ndarray]
@@ -25,6 +26,28 @@ def write_image(path: Path, segment: WeightSegment, tensor: Tensor, max_ctx: int
             for chunk in region(ref, tensor, max_ctx):
                 _write(out, chunk)
         out.truncate(align(segment.bytes))
+
+
+def regions(graph: Graph, segment: WeightSegment, max_ctx: int) -> list[dict[str, Any]]:
+    """The segment for a manifest, in the order of offsets: layout, offset, bytes, sources (tensor names, or the
+    parameters of a rope table) and shape (rows and features of the sources together, before they are packed)."""
+    found = []
+    for ref, offset in segment.offsets.items():
+        shapes = [tuple(int(d) for d in graph.weights[s].shape) for s in ref.sources if s in graph.weights]
+        if ref.layout == "rope":
+            shape = [max_ctx, int(json.loads(ref.sources[0])["rotary_dim"])]
+        else:
+            shape = [sum(s[0] for s in shapes), *shapes[0][1:]]
+        found.append(
+            {
+                "layout": ref.layout,
+                "offset": offset,
+                "bytes": weight_bytes(graph, ref, max_ctx),
+                "sources": list(ref.sources),
+                "shape": shape,
+            }
+        )
+    return found
 
 
 def region(ref: WeightRef, tensor: Tensor, max_ctx: int) -> Iterator[np.ndarray]:

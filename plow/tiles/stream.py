@@ -77,6 +77,9 @@ class StreamLowering:
                     self.readers.setdefault(self.source(value), []).append((n, i))
 
     def forms(self) -> list[StreamForm]:
+        for node in self.graph.nodes:  # before what follows from it: no rule fuses a projection with bias
+            if node.op == "linear" and node.inputs[2] != ABSENT:
+                raise LoweringError("a projection with bias has no STREAM form", node.name, "bias is not built yet")
         found = []
         for node in self.graph.nodes:
             if node.op == "select_rows":
@@ -116,7 +119,7 @@ class StreamLowering:
                 state = True
             else:
                 raise LoweringError(
-                    f"{reader.op} cannot read a value of {node.op}", node.name, "fuse it, or add a form"
+                    f"{reader.op} {reader.name} cannot read a value of {node.op}", node.name, "fuse it, or add a form"
                 )
         if len(norms) + plain > 1:
             raise LoweringError(
@@ -188,8 +191,6 @@ def _embed(lo: StreamLowering, n: Node) -> StreamForm:
 def _linear(lo: StreamLowering, n: Node) -> StreamForm:
     norm = n.op == "norm_linear"
     weight = n.inputs[2] if norm else n.inputs[1]
-    if n.op == "linear" and n.inputs[2] != ABSENT:
-        raise LoweringError("a projection with bias has no STREAM form", n.name, "bias is not built yet")
     rows = int(lo.graph.types[weight].shape[0])
     f = lo.projection(n, n.inputs[0], WeightRef("tiles", (weight,)), rows, n.inputs[1] if norm else ABSENT)
     value = n.outputs[0]
