@@ -22,7 +22,7 @@ copy 0, copy 1 lies `published_bytes` (packet header) behind it. Whoever writes 
 re-arms the same word of the other copy, whose readers have all ended with the step before. Layouts:
 
     vec    bf16 [features/32][cols][32]        rows   f32 [cols][stride]      ssq      f32 [features/16][cols]
-    keys   u64 [cols][HEAD packets]            tokens u32 [cols]              partial  f32 [..][group * head_dim + 2 * group]
+    keys   u64 [cols][HEAD packets]            tokens u32 [cols]     partial  f32 [..][group * head_dim + 2 * group]
     (partial: maximum and mass of a head behind the sums, padded to a multiple of 4 words)
     state  f32 [features/16][32][4], not published: tile t, lane 4g + q holds rows 16t + g and 16t + g + 8 of columns
            2q and 2q + 1; written and read by the worker that owns the tile
@@ -365,7 +365,8 @@ OPCODES: dict[Opcode, OpcodeSpec] = {
         "attention of row `row` over kv head `kv_head` and its group of q heads. q and k (of all rows of the step that "
         "belong to the sequence) are normalised (QK_NORM) and rotated (ROPE) here; split 0 appends the row's k and v "
         "to its page. Positions before the step's first one of the sequence come from the pages, cut by whole pages "
-        "into `splits` parts; every split publishes its partial and then merges group * head_dim / splits columns of y",
+        "into `splits` parts; every part publishes its partial and merges group * head_dim / splits columns of y; a "
+        "part that is alone publishes all columns itself",
         {
             "qkv": ("r", "rows: q heads, k heads, v heads"),
             "q_norm": ("r", "f32 vector of head_dim"),

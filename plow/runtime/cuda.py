@@ -79,6 +79,15 @@ class CudaBackend:
         with self._device("arena"):
             return self._arena.get()
 
+    @property
+    def device_arena(self) -> Any:
+        """The arena itself, a u8 device array."""
+        return self._arena
+
+    def last_tokens(self, n_steps: int, n_samples: int) -> np.ndarray:
+        """i32 [n_steps, n_samples]: what the last launch sampled."""
+        return np.asarray(self._out[:n_steps, :n_samples].get())
+
     # -- running -------------------------------------------------------------------------------------------------------
     def run(self, program: int, batch: StepBatch, n_steps: int = 1) -> np.ndarray:
         """See Backend.run. A batch with sampled rows (temperature > 0) runs step by step and is sampled on the host."""

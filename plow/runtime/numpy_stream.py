@@ -18,8 +18,8 @@ from plow.runtime.numpy_ops import gelu_tanh, rms_norm, silu
 from plow.runtime.numpy_published import Array, Polling, StreamState, bf16_bits, widen
 from plow.runtime.sampler import sample as draw
 
-SPLIT_PAGES = 32
-"""Pages that a part of attention has at least: fewer are not worth the exchange of partial results."""
+SPLIT_PAGES = 8
+"""Pages that a part of attention has at least, as in kernels/cuda: fewer are not worth the exchange of partials."""
 LOG2E = np.float32(1.4426950408889634)
 NAN_KEY = np.uint32(0)
 """A logit that is not a number never wins."""

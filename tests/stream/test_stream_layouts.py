@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from plow.packet.layouts import pack_gated_tiles, pack_tiles, page_keys, page_values, unpack_tiles
-from plow.runtime.numpy_stream import keys
+from plow.runtime.numpy_stream import SPLIT_PAGES, keys
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -48,3 +51,9 @@ def test_the_largest_key_is_the_first_largest_number():
     logits = np.array([[-3.0, np.nan, 2.5, -np.inf, 2.5, 0.0]], np.float32)
     order = np.argsort(keys(logits, np.arange(6, dtype=np.uint32))[0])[::-1]
     assert order.tolist() == [2, 4, 5, 0, 3, 1]
+
+
+def test_the_numpy_interpreter_cuts_attention_as_the_kernel_does():
+    source = Path(__file__).parents[2] / "kernels" / "cuda" / "worker.cuh"
+    found = re.search(r"#define PLOW_SPLIT_PAGES (\d+)", source.read_text())
+    assert found and int(found[1]) == SPLIT_PAGES
