@@ -68,7 +68,8 @@ def test_a_step_reaches_the_kernel_and_comes_back(gpu_bundle: Bundle, open_fake:
     backend.run(0, decode(gpu_bundle, [5]))
     assert cp.names[1] == "plow_interp_c1_d64", "one column has a build of its own"
     assert p["workers"] == WORKERS and p["n_rows"] == 3 and p["n_steps"] == 1 and p["trace"] == 0
-    assert p["published_bytes"] * 2 == gpu_bundle.segments["published"][1] and p["inflight"] == backend.inflight and p["flags"] == 0
+    assert p["published_bytes"] * 2 == gpu_bundle.segments["published"][1]
+    assert p["inflight"] == backend.inflight and p["flags"] == 0
     assert np.array_equal(at(p["page_table"], np.int32, 8, 4), pages(gpu_bundle))
 
 
