@@ -145,26 +145,22 @@ struct Linear {
       finish(acc);
     }
   }
-  // Many features: activations are streamed from L2 one slab ahead, and two tiles share each of them.
+  // Many features: activations are streamed from L2, and two tiles share each slab. The other warps' weights cover the latency.
   __device__ __forceinline__ void streamed(const First& f) {
-    Slab<ONE> now, next;
+    Slab<ONE> now;
     float acc0[2][4] = {}, acc1[2][4] = {};
     hint(0);
-    next.issue(c, x, slab(0), chunks_in(0));
-    next.settle(c, x, slab(0), 0);
-    now = next;
+    now.issue(c, x, slab(0), chunks_in(0));
+    now.settle(c, x, slab(0), 0);
     c.mark(1);
     use_first(acc0, f, now);                       // outside of the loop, so that its registers are free there
 #pragma unroll 1
     for (uint32_t t = 0; t < tiles; t += 2) {
       const bool two = t + 1 < tiles;
-      if (t) next.issue(c, x, slab(0), chunks_in(0));
 #pragma unroll 1
       for (uint32_t v = 0; v < own; v++) {
         const bool done = t == 0 && v == 0;
-        if (!done) next.settle(c, x, slab(v), v & 1), now = next;
-        next.issue(c, x, slab(v + 1), chunks_in(v + 1));
-        if (!done) visit(acc0, t, v, now);
+        if (!done) now.issue(c, x, slab(v), chunks_in(v)), now.settle(c, x, slab(v), v & 1), visit(acc0, t, v, now);
         if (two) visit(acc1, t + 1, v, now);
       }
       finish(acc0);
