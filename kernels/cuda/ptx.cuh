@@ -68,11 +68,6 @@ __device__ __forceinline__ unsigned long long load_pair(const void* p) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
-__device__ __forceinline__ uint2 load_two(const void* p) {
-  uint2 v;
-  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
-  return v;
-}
 // A load that stays where it is written: a plain one sinks to its use, behind the wait that it should overlap.
 __device__ __forceinline__ float load_early(const float* p) {
   float v;

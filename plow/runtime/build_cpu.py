@@ -17,6 +17,7 @@ from typing import Any
 
 from plow.errors import ConfigError, ToolMissing
 from plow.packet.cheader import header
+from plow.runtime.kernel_sources import source_digest
 
 SOURCES = Path(__file__).parents[2] / "kernels" / "cpu"
 LIBRARY = "interp.so"
@@ -100,11 +101,7 @@ def build(out: Path, simd: str | None = None, prefetch_bytes: int = PREFETCH_BYT
 
 def source_sha256() -> str:
     """Digest of the C sources and of the ABI header that they are compiled with."""
-    digest = hashlib.sha256()
-    for path in _sources():
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    digest.update(header().encode())
-    return digest.hexdigest()
+    return source_digest(_sources())
 
 
 def _sources() -> list[Path]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from plow.errors import ConfigError, ToolMissing
 from plow.packet.cheader import header
+from plow.runtime.kernel_sources import source_digest
 
 SOURCES = Path(__file__).parents[2] / "kernels" / "cuda"
 BUDGET = SOURCES / "budget.toml"
@@ -72,11 +73,7 @@ def find_nvcc(choice: str = "") -> str:
 
 def source_sha256() -> str:
     """Digest of the CUDA sources and of the ABI header that they are compiled with."""
-    digest = hashlib.sha256()
-    for path in _sources():
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    digest.update(header().encode())
-    return digest.hexdigest()
+    return source_digest(_sources())
 
 
 def resource_report(ptxas: str) -> dict[str, dict[str, int]]:

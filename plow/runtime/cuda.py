@@ -1,4 +1,4 @@
-"""CudaBackend: the resident interpreter (kernels/cuda) behind the Backend protocol, by way of CuPy."""
+"""CudaBackend: the CUDA interpreter (kernels/cuda) behind the Backend protocol, by way of CuPy."""
 
 from __future__ import annotations
 

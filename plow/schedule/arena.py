@@ -17,8 +17,9 @@ from plow.packet.layouts import num_units, units_bytes
 from plow.tiles.forms import Form, ValueRef, WeightRef, stride
 
 
-def align(n: int) -> int:
-    return n + -n % ALIGN
+def align(n: int, step: int = ALIGN) -> int:
+    """The next multiple of `step`."""
+    return n + -n % step
 
 
 class HasOperands(Protocol):

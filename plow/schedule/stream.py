@@ -49,7 +49,7 @@ def lay_stream(
     buffers = [Buffers(graph, forms, t, workers) for t in rows]
     plain, published = max(b.plain for b in buffers), max(b.published for b in buffers)
     start = align(weights.bytes)
-    published_at = start + align(plain) + -(start + align(plain)) % COPY_ALIGN
+    published_at = align(start + align(plain), COPY_ALIGN)
     kv_at = published_at + 2 * published
     kv, kv_bytes = {}, 0
     for c in graph.meta["caches"]:
@@ -91,10 +91,6 @@ def page_bytes(head_dim: int) -> int:
     return 2 * KV_BLOCK * head_dim * 2
 
 
-def align_to(n: int, step: int) -> int:
-    return n + -n % step
-
-
 def columns(rows: int) -> int:
     """Columns of published values of a program."""
     return 1 if rows == 1 else STREAM_COLUMNS
@@ -132,7 +128,7 @@ class Buffers:
             for ref in refs:
                 if ref not in self.offsets:
                     self._place(ref, self.size(ref, form), free)
-        self.published += -self.published % COPY_ALIGN
+        self.published = align(self.published, COPY_ALIGN)
 
     def _place(self, ref: BufferRef, size: int, free: dict[int, list[int]]) -> None:
         if ref.kind in PUBLISHED:
@@ -149,7 +145,7 @@ class Buffers:
         d, cols = form.dims, self.cols
         if ref.kind == "partial":
             group = d["num_heads"] // d["num_kv_heads"]
-            words = group * d["head_dim"] + align_to(2 * group, 4)
+            words = group * d["head_dim"] + align(2 * group, 4)
             return self.rows * d["num_kv_heads"] * splits_of(form, self.rows, self.workers) * words * 4
         if ref.kind == "tokens":
             return cols * 4

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from plow.errors import PlowError
-from plow.packet.abi import KV_BLOCK, Opcode
-from plow.packet.codec import decode
-from plow.packet.container import ProgramRecord
+from plow.packet.abi import KV_BLOCK
 from plow.runtime import bundle as bundles
+from plow.runtime.bench import weight_bytes
 from plow.runtime.cuda import CudaBackend
+from plow.runtime.cuda_bench import kv_bytes
 from plow.runtime.kv import BlockManager
 from plow.runtime.step import StepBatch
 
@@ -71,19 +71,6 @@ def fill_kv(backend: CudaBackend) -> None:
         backend.device_arena[at : at + 2 * n] = bits.astype(cp.uint16).view(cp.uint8)
 
 
-def step_bytes(program: ProgramRecord, rows: int, ctx: int) -> int:
-    """Bytes that a step must read: every weight tile once, and the keys and values of every row."""
-    total = 0
-    for record in (r for packets in program.lists for r in packets):
-        p = decode(record)
-        d = p.dims
-        if p.opcode in (Opcode.STREAM_LINEAR, Opcode.STREAM_HEAD):
-            total += (d["tile1"] - d["tile0"]) * 16 * d["k"] * 2
-        elif p.opcode == Opcode.STREAM_ATTENTION and d["split"] == 0 and d["row"] < rows:
-            total += 2 * d["head_dim"] * 2 * (min(ctx, d["window"]) if d["window"] else ctx)
-    return total
-
-
 def measure(backend: CudaBackend, rows: int, ctx: int, steps: int, rounds: int) -> dict[str, Any]:
     """One line of the result. Raises PlowError when a timed launch is not repeatable."""
     programs = backend.bundle.packets.programs
@@ -101,7 +88,7 @@ def measure(backend: CudaBackend, rows: int, ctx: int, steps: int, rounds: int) 
     if any(not np.array_equal(texts[0], t) for t in texts):
         raise PlowError("two equal launches gave different tokens", str(backend.bundle.path), "do not trust its times")
     ms = statistics.median(times)
-    moved = step_bytes(programs[index], rows, ctx)
+    moved = weight_bytes(programs[index]) + kv_bytes(programs[index], rows, ctx)
     return {
         "batch": rows,
         "ctx": ctx,

@@ -16,7 +16,7 @@ class Array(np.ndarray):
     """Has what the backend uses of cupy.ndarray; its address is real, so a fake kernel can follow pointers."""
 
     @property
-    def data(self) -> SimpleNamespace:  # type: ignore[override]
+    def data(self) -> SimpleNamespace:  # type: ignore[override]  # cupy's is a pointer object, numpy's a buffer
         return SimpleNamespace(ptr=self.__array_interface__["data"][0])
 
     def get(self) -> np.ndarray:
