@@ -24,6 +24,12 @@ def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("tiny") / "gemma3", tiny.GEMMA3, seed=2)
 
 
+@pytest.fixture(scope="session")
+def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2 layers, hidden 64, 4 query and 2 key/value heads of 32 with norms of q and k, tied head."""
+    return tiny.write(tmp_path_factory.mktemp("tiny") / "qwen3", tiny.QWEN3, seed=6)
+
+
 def _demo(name: str) -> Path:
     path = DEMO / name
     if not (path / "model.safetensors").exists():
@@ -44,9 +50,12 @@ def demo_gemma3() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundles(tiny_llama: Path, tiny_gemma3: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def tiny_bundles(
+    tiny_llama: Path, tiny_gemma3: Path, tiny_qwen3: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """name -> uncertified bundle of the tiny checkpoints; see `tiny_bundle.OPTIONS`."""
     return {
         "llama": tiny_bundle(tiny_llama, tmp_path_factory),
         "gemma3": tiny_bundle(tiny_gemma3, tmp_path_factory),
+        "qwen3": tiny_bundle(tiny_qwen3, tmp_path_factory),
     }

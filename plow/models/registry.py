@@ -10,11 +10,13 @@ from plow.errors import UnsupportedArchitecture
 from plow.graph import Graph
 from plow.models.gemma3 import build_gemma3
 from plow.models.llama import build_llama, build_mistral
+from plow.models.qwen3 import build_qwen3
 
 FAMILIES: dict[str, Callable[[dict[str, Any]], Graph]] = {
     "llama": build_llama,
     "mistral": build_mistral,
     "gemma3_text": build_gemma3,
+    "qwen3": build_qwen3,
 }
 """`model_type` of config.json -> builder."""
 

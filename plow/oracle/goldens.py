@@ -72,8 +72,22 @@ TINY: dict[str, tuple[dict[str, Any], int]] = {
         },
         5,
     ),
+    "tiny-qwen3": (tiny.QWEN3, 6),
+    "tiny-qwen3-untied": (
+        {k: v for k, v in tiny.QWEN3.items() if k != "rope_parameters"}
+        | {
+            "tie_word_embeddings": False,
+            "head_dim": 16,
+            "num_key_value_heads": 1,
+            "sliding_window": 6,
+            "max_window_layers": 0,
+            "rope_theta": 10000,
+            "rope_scaling": None,
+        },
+        7,
+    ),
 }
-"""name -> (config, seed). The first two are the checkpoints of the test fixtures `tiny_llama` and `tiny_gemma3`."""
+"""name -> (config, seed). `tiny-llama`, `tiny-gemma3` and `tiny-qwen3` are the checkpoints of the test fixtures."""
 TINY_LENGTHS = (1, 5, 33)
 REAL = {"smollm2-135m": PROMPTS, "gemma3-270m": CONTINUATIONS}
 SHORT = 4

@@ -90,12 +90,27 @@ GEMMA3: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
+QWEN3: dict[str, Any] = {
+    **_COMMON,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "max_window_layers": 2,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+}
 
 
 def tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     """Random bf16 tensors by their Hugging Face name. Written out here rather than taken from `models/`, which is
     what they test."""
     rng, gemma = np.random.RandomState(seed), config["model_type"].startswith("gemma3")
+    qk_norm = gemma or config["model_type"] == "qwen3"
     hidden, inter, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
@@ -129,7 +144,7 @@ def tensors(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
             *(("pre_feedforward_layernorm", "post_feedforward_layernorm") if gemma else ()),
         ):
             norm(f"{p}.{name}.weight", hidden)
-        for name in ("q_norm", "k_norm") if gemma else ():
+        for name in ("q_norm", "k_norm") if qk_norm else ():
             norm(f"{p}.self_attn.{name}.weight", head_dim)
     norm("model.norm.weight", hidden)
     if not config["tie_word_embeddings"]:

@@ -52,5 +52,10 @@ DECLARED: dict[str, tuple[Declared, ...]] = {
         Declared("norm_add", "norm_add", "layer", 2),
         Declared("norm_linear", "norm_linear", "head"),
     ),
+    "qwen3": (
+        Declared("qkv", "qkv_qk_norm", "layer", when=groups_heads),
+        Declared("norm_rope", "norm_rope", "layer", 2, when=separate_projections),
+        *PRE_NORM,
+    ),
 }
 """Family (graph.meta["family"]) -> what its rewrite must reach. A family without an entry is red."""

@@ -25,7 +25,7 @@ from plow.runtime.step import StepBatch
 from plow.schedule.simulate import simulate
 from plow.tiles.forms import Lowering
 
-FAMILIES = ("llama", "gemma3")
+FAMILIES = ("llama", "gemma3", "qwen3")
 PROMPT = [3 + (7 * i) % 300 for i in range(21)]
 """Longer than a KV block and than the tiny gemma's window."""
 
@@ -61,8 +61,8 @@ def backend_logits(backend, tokens: list[int], rows: int, slot: int = 1) -> np.n
 
 
 @pytest.fixture(params=FAMILIES)
-def family(request, tiny_bundles, tiny_llama, tiny_gemma3):
-    return tiny_bundles[request.param], {"llama": tiny_llama, "gemma3": tiny_gemma3}[request.param]
+def family(request, tiny_bundles):
+    return tiny_bundles[request.param], request.getfixturevalue(f"tiny_{request.param}")
 
 
 @pytest.mark.parametrize(

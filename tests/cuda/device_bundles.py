@@ -24,8 +24,11 @@ MODELS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "llama-few-workers": ("LLAMA", 5, ()),
     "llama-splits": ("LLAMA", 0, ("-DPLOW_SPLIT_PAGES=1",)),
     "gemma3": ("GEMMA3", 0, ()),
+    "qwen3": ("QWEN3", 0, ()),
 }
 """Name -> config of plow.oracle.tiny, workers (0 = the target's), compiler defines (splits of one page)."""
+OWN_SIZES: dict[str, dict[str, Any]] = {"qwen3": {"head_dim": 128}}
+"""Sizes of a model that differ from SIZES."""
 
 
 def build(out: Path, names: tuple[str, ...] = tuple(MODELS)) -> None:
@@ -37,7 +40,8 @@ def build(out: Path, names: tuple[str, ...] = tuple(MODELS)) -> None:
     for name in names:
         config, workers, defines = MODELS[name]
         with tempfile.TemporaryDirectory() as scratch:
-            checkpoint = tiny.write(Path(scratch) / name, {**getattr(tiny, config), **SIZES}, seed=3)
+            sizes = SIZES | OWN_SIZES.get(name, {})
+            checkpoint = tiny.write(Path(scratch) / name, {**getattr(tiny, config), **sizes}, seed=3)
             interpreter = {"defines": defines} if defines else {}
             options = Options("h200", MAX_CTX, SEQUENCES, workers=workers, interpreter=interpreter)
             compile_checkpoint(checkpoint, out / name, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,21 @@ def test_every_changed_attribute_departs_from_transformers(name: str) -> None:
     assert {"eps", "theta", "scaling", "rotary_dim", "scale", "window", "softcap", "act", "zero_centered"} <= seen
 
 
-@pytest.mark.parametrize("fixture", ["tiny_llama", "tiny_gemma3"])
+def test_forgetting_the_norms_of_q_and_k_departs_from_transformers() -> None:
+    golden = goldens.load_tiny("tiny-qwen3")
+    graph, weights = build(golden.config), weights_of("tiny-qwen3")
+    nodes = [
+        replace(n, inputs=(n.inputs[0].replace("_norm", "_proj"), *n.inputs[1:])) if n.op == "rope" else n
+        for n in graph.nodes
+        if not n.name.endswith(("q_norm", "k_norm"))
+    ]
+    text, want = golden.texts[-1], golden.logits[-1]
+    assert len(graph.nodes) - len(nodes) == 4
+    assert metrics.max_rel_error(want, logits(graph.with_nodes(nodes), weights, text)) > 0.01
+    assert metrics.max_rel_error(want, logits(graph, weights, text)) < TOLERANCE
+
+
+@pytest.mark.parametrize("fixture", ["tiny_llama", "tiny_gemma3", "tiny_qwen3"])
 def test_the_fixtures_are_the_goldens_checkpoints(fixture: str, request: pytest.FixtureRequest) -> None:
     checkpoint = Checkpoint.open(request.getfixturevalue(fixture))
     for name, w in weights_of(fixture.replace("_", "-")).items():

@@ -11,14 +11,15 @@ from plow.graph import Graph
 from plow.models import FAMILIES, build
 from plow.models.gemma3 import Gemma3Config
 from plow.models.llama import LlamaConfig
-from plow.oracle.tiny import GEMMA3, LLAMA
+from plow.models.qwen3 import Qwen3Config
+from plow.oracle.tiny import GEMMA3, LLAMA, QWEN3
 
 MISTRAL = {k: v for k, v in LLAMA.items() if k not in ("attention_bias", "mlp_bias")} | {
     "model_type": "mistral",
     "architectures": ["MistralForCausalLM"],
     "sliding_window": 6,
 }
-CONFIGS = {"llama": LLAMA, "gemma3_text": GEMMA3, "mistral": MISTRAL}
+CONFIGS = {"llama": LLAMA, "gemma3_text": GEMMA3, "mistral": MISTRAL, "qwen3": QWEN3}
 OLD_LLAMA = {k: v for k, v in LLAMA.items() if k != "rope_parameters"} | {"rope_theta": 10000.0, "rope_scaling": None}
 OLD_GEMMA3 = {k: v for k, v in GEMMA3.items() if k not in ("rope_parameters", "layer_types")} | {
     "rope_theta": 1000000.0,
@@ -26,6 +27,43 @@ OLD_GEMMA3 = {k: v for k, v in GEMMA3.items() if k not in ("rope_parameters", "l
     "rope_scaling": None,
     "sliding_window_pattern": 2,
 }
+QWEN3_06B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "model_type": "qwen3",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3_8B = QWEN3_06B | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "max_window_layers": 36,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "tie_word_embeddings": False,
+}
+"""config.json as published (Qwen/Qwen3-0.6B and Qwen/Qwen3-8B)."""
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -61,6 +99,7 @@ MORE = {
     "mistral": ("hidden_act", "sliding_window"),
     "gemma3_text": ("hidden_activation", "head_dim", "num_key_value_heads", "query_pre_attn_scalar", "sliding_window",
                     "layer_types"),
+    "qwen3": ("hidden_act", "head_dim", "num_key_value_heads"),
 }  # fmt: skip
 
 
@@ -99,6 +138,15 @@ def test_a_bad_eps_is_a_typed_error(value: object) -> None:
         ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention", "chunked_attention"]}),
         ("gemma3_text", {"layer_types": ["full_attention"]}),
         ("gemma3_text", {"sliding_window_pattern": 3}),
+        ("qwen3", {"hidden_act": "gelu"}),
+        ("qwen3", {"architectures": ["Qwen3MoeForCausalLM"]}),
+        ("qwen3", {"attention_bias": True}),
+        ("qwen3", {"use_sliding_window": True}),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("qwen3", {"layer_types": ["full_attention"]}),
+        ("qwen3", {"num_key_value_heads": None}),
+        ("qwen3", {"head_dim": None}),
+        ("qwen3", {"mlp_bias": False}),
     ],
 )
 def test_an_unsupported_value_is_a_typed_error_that_names_the_field(family: str, change: dict[str, Any]) -> None:
@@ -107,8 +155,11 @@ def test_an_unsupported_value_is_a_typed_error_that_names_the_field(family: str,
 
 
 def test_an_unsupported_architecture_lists_the_known_ones_and_the_closest() -> None:
-    with pytest.raises(UnsupportedArchitecture, match="known: llama, mistral, gemma3_text; closest: gemma3_text"):
+    known = "known: llama, mistral, gemma3_text, qwen3"
+    with pytest.raises(UnsupportedArchitecture, match=f"{known}; closest: gemma3_text"):
         build(GEMMA3 | {"model_type": "gemma3"})
+    with pytest.raises(UnsupportedArchitecture, match="closest: qwen3"):
+        build(QWEN3 | {"model_type": "qwen3_moe"})
     with pytest.raises(UnsupportedArchitecture, match="'mamba2' is not supported"):
         build({"model_type": "mamba2"})
     with pytest.raises(UnsupportedArchitecture, match="model_type is None"):
@@ -206,6 +257,40 @@ def test_mistral_windows_every_layer_or_none() -> None:
     assert {c["window"] for c in build(MISTRAL | {"sliding_window": None}).meta["caches"]} == {0}
 
 
+def test_published_qwen3_configs_build_the_published_shapes() -> None:
+    small, large = build(QWEN3_06B), build(QWEN3_8B)
+    assert small.weights["model.layers.27.self_attn.q_proj.weight"].shape == (2048, 1024)
+    assert small.weights["model.layers.0.self_attn.k_norm.weight"].shape == (128,)
+    assert large.weights["model.layers.35.self_attn.o_proj.weight"].shape == (4096, 4096)
+    assert "lm_head.weight" in large.weights and "lm_head.weight" not in small.weights
+    assert {"sliding_window", "max_window_layers", "torch_dtype"} <= set(small.meta["ignored_fields"])
+    assert set(small.meta["consumed_fields"]) | set(small.meta["ignored_fields"]) == set(QWEN3_06B)
+    with pytest.raises(ConfigError, match="'yarn' is not supported"):
+        build(QWEN3_8B | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+
+
+def test_qwen3_norms_the_heads_of_q_and_k_before_they_are_rotated() -> None:
+    graph, llama = build(QWEN3), build(LLAMA)
+    inputs = {n.name: n.inputs for n in graph.nodes}
+    for part in ("q", "k"):
+        assert inputs[f"layer.1.{part}_rope"][0] == f"layer.1.{part}_norm"
+        norm = f"model.layers.1.self_attn.{part}_norm.weight"
+        assert inputs[f"layer.1.{part}_norm"] == (f"layer.1.{part}_proj", norm)
+        assert attrs(graph, f"layer.1.{part}_norm") == {"eps": 1e-6, "zero_centered": False}
+    assert not any(n.name.endswith(("q_norm", "k_norm")) for n in llama.nodes)
+
+
+def test_qwen3_layers_see_all_positions_whatever_an_unused_window_says() -> None:
+    plain = build(QWEN3)
+    assert {c["window"] for c in plain.meta["caches"]} == {0}
+    for change in ({"sliding_window": 4096, "max_window_layers": 0}, {"layer_types": ["full_attention"] * 2}):
+        assert build(QWEN3 | change).nodes == plain.nodes
+    bare = build(without(QWEN3, "use_sliding_window", "sliding_window", "max_window_layers", "attention_bias"))
+    assert bare.nodes == plain.nodes
+    with pytest.raises(ConfigError, match="use_sliding_window = True is not supported"):
+        build(QWEN3 | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 0})
+
+
 def test_biases_are_inputs_exactly_where_the_config_declares_them() -> None:
     def biased(config: dict[str, Any]) -> set[str]:
         return {w.split(".")[-2] for w in build(config).weights if w.endswith(".bias")}
@@ -223,3 +308,4 @@ def test_scopes_and_names_are_the_contract() -> None:
     assert all(n.name.startswith(f"{n.scope}.") for n in graph.nodes)
     assert [c["name"] for c in graph.meta["caches"]] == ["layer.0", "layer.1"]
     assert graph.meta["source"] == LlamaConfig.SOURCE and build(GEMMA3).meta["source"] == Gemma3Config.SOURCE
+    assert build(QWEN3).meta["source"] == Qwen3Config.SOURCE

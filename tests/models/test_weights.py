@@ -38,7 +38,9 @@ def refused(checkpoint: Checkpoint, words: str, round_weights: bool = False) -> 
     return e.value.line()
 
 
-@pytest.mark.parametrize("config", [tiny.LLAMA, tiny.GEMMA3, tiny.LLAMA | {"attention_bias": True, "mlp_bias": True}])
+@pytest.mark.parametrize(
+    "config", [tiny.LLAMA, tiny.GEMMA3, tiny.QWEN3, tiny.LLAMA | {"attention_bias": True, "mlp_bias": True}]
+)
 def test_matching_weights_pass(tmp_path: Path, config: dict[str, object]) -> None:
     checkpoint = Checkpoint.open(tiny.write(tmp_path, config))
     check_weights(build(config), checkpoint)
@@ -63,6 +65,25 @@ def test_a_wrong_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
     assert name in refused(checkpoint, re.escape("shape is [64, 128], config.json implies [128, 64]"))
     checkpoint = directory(tmp_path, change=lambda t: t.update({NORM: np.ones(65, ml_dtypes.bfloat16)}))
     assert NORM in refused(checkpoint, re.escape("shape is [65], config.json implies [64]"))
+
+
+def test_norms_of_q_and_k_are_tensors_of_qwen3_and_not_of_llama(tmp_path: Path) -> None:
+    llama, qwen3 = (build(c | {"tie_word_embeddings": True}) for c in (tiny.LLAMA, tiny.QWEN3))
+    with_norms = Checkpoint.open(tiny.write(tmp_path / "qwen3", tiny.QWEN3))
+    check_weights(qwen3, with_norms)
+    with pytest.raises(CheckpointError, match=r"'model.layers.0.self_attn.[qk]_norm.weight' is not used"):
+        check_weights(llama, with_norms)
+    with pytest.raises(CheckpointError, match=r"'model.layers.0.self_attn.q_norm.weight' is missing"):
+        check_weights(qwen3, directory(tmp_path / "llama", tied=True))
+
+
+def test_a_norm_of_q_and_k_has_the_width_of_a_head(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(tiny.write(tmp_path, tiny.QWEN3))
+    wider = tiny.QWEN3 | {"head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    check_weights(build(tiny.QWEN3), checkpoint)
+    with pytest.raises(CheckpointError, match=re.escape("shape is [32], config.json implies [64]")) as e:
+        check_weights(build(wider), checkpoint)
+    assert "_norm.weight" in e.value.line()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

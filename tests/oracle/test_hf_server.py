@@ -19,7 +19,7 @@ from plow.oracle.perturb import perturbations
 pytestmark = pytest.mark.oracle
 
 
-@pytest.fixture(scope="module", params=["tiny_llama", "tiny_gemma3"])
+@pytest.fixture(scope="module", params=["tiny_llama", "tiny_gemma3", "tiny_qwen3"])
 def oracle(request: pytest.FixtureRequest) -> Iterator[tuple[str, Path, HFOracle]]:
     path: Path = request.getfixturevalue(request.param)
     with HFOracle(path) as o:

@@ -40,7 +40,7 @@ def held(graph: Graph) -> dict[str, dict[str, Any]]:
     return out
 
 
-@pytest.fixture(params=["tiny_llama", "tiny_gemma3"])
+@pytest.fixture(params=["tiny_llama", "tiny_gemma3", "tiny_qwen3"])
 def subject(request: pytest.FixtureRequest) -> Subject:
     path: Path = request.getfixturevalue(request.param)
     checkpoint = Checkpoint.open(path)

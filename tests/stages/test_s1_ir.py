@@ -32,7 +32,7 @@ def test_a_planted_fault_is_red_and_named(planted: Planted, tmp_path: Path) -> N
     assert caught(STAGE, planted, tmp_path / "bad")
 
 
-@pytest.mark.parametrize("config", [tiny.LLAMA, tiny.GEMMA3], ids=["llama", "gemma3"])
+@pytest.mark.parametrize("config", [tiny.LLAMA, tiny.GEMMA3, tiny.QWEN3], ids=["llama", "gemma3", "qwen3"])
 def test_a_right_graph_is_green(config: dict[str, Any], tmp_path: Path) -> None:
     found = judged(STAGE, lambda ctx: report(ctx, config), tmp_path / "good")
     assert found.green, found.reasons
@@ -84,7 +84,7 @@ def _right(path: Path) -> tuple[Graph, Widened, dict[str, np.ndarray], list[int]
     return oracle.graph, weights, step_inputs(tokens), tokens, oracle
 
 
-@pytest.mark.parametrize("fixture", ["tiny_llama", "tiny_gemma3"])
+@pytest.mark.parametrize("fixture", ["tiny_llama", "tiny_gemma3", "tiny_qwen3"])
 def test_every_operator_is_compared_and_agrees(fixture: str, request: pytest.FixtureRequest) -> None:
     graph, weights, step, tokens, oracle = _right(request.getfixturevalue(fixture))
     steps = compare(graph, weights, step, oracle.capture(tokens))

@@ -33,8 +33,12 @@ def test_a_right_rewrite_is_green_and_lists_every_fired_rule_as_not_proved(tmp_p
     assert any("norm_qkv" in line for line in listed) and len(listed) >= 5
 
 
-def test_gemma_fusions_are_reached_on_its_tiny_model(tiny_gemma3: Path, tmp_path: Path) -> None:
-    found = verdict(STAGE, judge(Subject.open(context(tmp_path, tiny_gemma3), tmp_path / "store")))
+@pytest.mark.parametrize("fixture", ["tiny_gemma3", "tiny_qwen3"])
+def test_the_fusions_of_other_families_are_reached_on_their_tiny_models(
+    fixture: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    checkpoint: Path = request.getfixturevalue(fixture)
+    found = verdict(STAGE, judge(Subject.open(context(tmp_path, checkpoint), tmp_path / "store")))
     assert found.green, found.reasons
 
 

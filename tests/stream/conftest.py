@@ -10,7 +10,7 @@ import stream_rig
 
 from plow.runtime.bundle import Bundle
 
-WORKERS = {"llama": 8, "llama_tied": 3, "gemma3": 5}
+WORKERS = {"llama": 8, "llama_tied": 3, "gemma3": 5, "qwen3": 6}
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama_tied": {**tiny.LLAMA, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 64, "hidden_size": 96,
                    "tie_word_embeddings": True},
     "gemma3": {**tiny.GEMMA3, "num_attention_heads": 2, "head_dim": 128, "sliding_window": 20},
+    "qwen3": {**tiny.QWEN3, "head_dim": 128},
 }
 OPTIONS = {"target": "h200", "max_ctx": 96, "max_batch": 8}
 TOKENS = [3 + (7 * i) % 300 for i in range(40)]

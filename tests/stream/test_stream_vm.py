@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 from stream_rig import TOKENS, error, pages, program_of, prompt, reference_logits, step
 
+from plow.packet.abi import Flag
+from plow.packet.codec import decode, encode
+from plow.packet.container import PacketFile
 from plow.runtime.engine import Engine
 from plow.runtime.numpy_vm import NumpyBackend
 from plow.runtime.request import Request
@@ -31,6 +36,19 @@ def test_logits_are_those_of_the_graph(model, checkpoint, bundle, split_pages):
     for chunk, slot in ((2, 2), (3, 3), (8, 4)):
         assert error(prompt(vm, TOKENS, chunk, slot=slot), want) < BOUND, chunk
     assert error(prompt(vm, TOKENS, 1, rows=8, slot=5), want) < BOUND
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3"])
+def test_without_the_norms_of_q_and_k_the_logits_depart(family, checkpoint, bundle):
+    def without(packets: np.ndarray) -> np.ndarray:
+        return encode([replace(p, flags=p.flags & ~Flag.QK_NORM) for p in map(decode, packets)])
+
+    good = bundle(family)
+    programs = [replace(r, lists=[without(x) for x in r.lists]) for r in good.packets.programs]
+    bad = replace(good, packets=PacketFile(good.packets.header, programs))
+    want = reference_logits(checkpoint(family), TOKENS)
+    assert error(prompt(NumpyBackend(bad), TOKENS, 8), want) > 10 * BOUND
+    assert error(prompt(NumpyBackend(good), TOKENS, 8), want) < BOUND
 
 
 def test_the_error_is_no_larger_than_that_of_a_graph_in_bf16(model, checkpoint, bundle):
