@@ -21,8 +21,10 @@ from plow.hw.machine import Machine
 from plow.models import build, check_weights
 from plow.packet import container
 from plow.packet.abi import ABI_VERSION, KV_BLOCK, UNIT_ROWS
+from plow.packet.container import ProgramRecord
 from plow.rewrite import Rewritten, rewrite
 from plow.runtime import build_cpu, build_cuda
+from plow.runtime.cuda_entries import entries_define
 from plow.schedule.arena import WeightSegment
 from plow.schedule.laid import Laid
 from plow.schedule.program import lay_units
@@ -107,7 +109,7 @@ def local_workers() -> int:
 class Target:
     """What a target decides. machine: name of its hardware spec; rows: default row buckets; workers: of a machine;
     unavailable: rules whose fused operator has no packet form for a graph's dimensions; lay: the scheduler;
-    interpreter: builds the program that runs the packets into a bundle and returns its manifest entry."""
+    interpreter: builds what runs the programs into a bundle and returns its manifest entry."""
 
     machine: str
     rows: tuple[int, ...]
@@ -152,10 +154,18 @@ def _lay_stream(graph: Graph, o: Options, rows: tuple[int, ...], workers: int, b
     return lay_stream(graph, rows, workers, o.max_ctx, o.max_batch, blocks, valid_vocab)
 
 
+def _cpu(out: Path, programs: list[ProgramRecord], **options: Any) -> dict[str, Any]:
+    return build_cpu.build(out, **options)
+
+
+def _cuda(out: Path, programs: list[ProgramRecord], **options: Any) -> dict[str, Any]:
+    return build_cuda.build(out, **{**options, "defines": (entries_define(programs), *options.get("defines", ()))})
+
+
 TARGETS = {
-    "cpu": Target("cpu", ROW_BUCKETS, lambda machine: local_workers(), _unavailable_units, _lay_units, build_cpu.build),
+    "cpu": Target("cpu", ROW_BUCKETS, lambda machine: local_workers(), _unavailable_units, _lay_units, _cpu),
     "h200": Target(
-        "h200", (1, 2, 4, 8), lambda machine: machine.workers, lambda graph: frozenset(), _lay_stream, build_cuda.build
+        "h200", (1, 2, 4, 8), lambda machine: machine.workers, lambda graph: frozenset(), _lay_stream, _cuda
     ),
 }
 
@@ -251,7 +261,7 @@ def _write(
     staging = _staging(out)
     digest = container.save(c.packets, staging / "model.pkt")
     entries = fill(staging)
-    interpreter = _target(o).interpreter(staging, **o.interpreter)
+    interpreter = _target(o).interpreter(staging, c.packets.programs, **o.interpreter)
     (staging / "certificates").mkdir()
     manifest = {
         "schema": "plow.bundle/1",

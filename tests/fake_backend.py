@@ -39,7 +39,8 @@ def greedy(prompt: list[int], n: int, vocab: int = VOCAB) -> list[int]:
 class FakeBackend:
     """Positions' tokens live in `kv` [blocks, 16], reached only through the page table, as keys and values do.
 
-    step_s: seconds a step takes; fail_at: number of the step that raises STUCK. Records the batches it was given.
+    step_s: seconds a step takes; fail_at: number of the step that raises STUCK, gone: there is no
+    recovery; forgetful: one that loses keys and values. Records the batches it was given.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class FakeBackend:
         vocab: int = VOCAB,
         step_s: float = 0.0,
         fail_at: int = -1,
+        gone: bool = False,
+        forgetful: bool = False,
     ) -> None:
         per_seq = -(-max_ctx // 16)
         samples = [min(r, max_slots) for r in rows]
@@ -72,7 +75,8 @@ class FakeBackend:
         self.kv = np.full((limits.num_kv_blocks, 16), -1, np.int32)
         self.batches: list[StepBatch] = []
         self.programs: list[int] = []
-        self.step_s, self.fail_at = step_s, fail_at
+        self.step_s, self.fail_at, self.gone, self.forgetful = step_s, fail_at, gone, forgetful
+        self.recovered = 0
         self.threads: set[int] = set()
         self._logits = np.empty((0, vocab), np.float32)
 
@@ -118,6 +122,14 @@ class FakeBackend:
 
     def logits(self, program: int, n_samples: int) -> np.ndarray:
         return self._logits[:n_samples]
+
+    def recover(self) -> bool:
+        self.recovered += 1
+        if self.gone:
+            raise StuckDependency("the device is gone", "fake")
+        if self.forgetful:
+            self.kv[:] = -1
+        return not self.forgetful
 
     def close(self) -> None:
         pass

@@ -23,21 +23,18 @@ struct Attention {
   const Record r;
   uint32_t row, head, split, group;
   Span span;
-  float acc[DIMS / 8][4], peak = LOWEST, mass = 0;
+  float acc[DIMS / 8][4], peak = LOWEST, mass = 0; // acc: set after `prepare`, which needs the registers
   uint4 query[CHUNKS];
 
   __device__ __forceinline__ explicit Attention(Consumer& c)
       : c(c), r(c.walk.now), row(r.dim(STREAM_ATTENTION_D_ROW)), head(r.dim(STREAM_ATTENTION_D_KV_HEAD)), split(r.dim(STREAM_ATTENTION_D_SPLIT)),
         group(r.dim(STREAM_ATTENTION_D_NUM_HEADS) / r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS)),
-        span(c.p, row, split, r.dim(STREAM_ATTENTION_D_SPLITS), r.dim(STREAM_ATTENTION_D_WINDOW), c.walk.step) {
-#pragma unroll
-    for (int d = 0; d < DIMS / 8; d++) acc[d][0] = acc[d][1] = acc[d][2] = acc[d][3] = 0;
-  }
+        span(c.walk, row, split, r.dim(STREAM_ATTENTION_D_SPLITS), r.dim(STREAM_ATTENTION_D_WINDOW)) {}
 
   // N heads of a row: x[i] and x[i + DH/2] of pairs i = lane, lane + 32, ... of each head.
   template <int N>
   __device__ __forceinline__ void load_heads(uint32_t row_, const uint32_t (&index)[N], uint32_t (&raw)[2 * PAIRS * N]) {
-    const uint8_t* at = address(c.p, r.operand(STREAM_ATTENTION_QKV)) + Copy(c.p, c.walk.step).offset + (uint64_t)row_ * r.dim(STREAM_ATTENTION_D_QKV_STRIDE) * 4;
+    const uint8_t* at = address(c.walk, r.operand(STREAM_ATTENTION_QKV)) + Copy(c.walk).offset + (uint64_t)row_ * r.dim(STREAM_ATTENTION_D_QKV_STRIDE) * 4;
     poll_words<2 * PAIRS * N>(c.p, c.walk, raw, [&](int j) { return at + (index[j / (2 * PAIRS)] * DH + feature(j % (2 * PAIRS), c.lane())) * 4; },
                               [](int) { return true; }, WAIT_ROWS);
   }
@@ -46,7 +43,7 @@ struct Attention {
   };
   __device__ __forceinline__ Turn turn(uint32_t position) const {
     Turn t;
-    const float* table = (const float*)address(c.p, r.operand(STREAM_ATTENTION_ROPE)) + (uint64_t)position * DH + c.lane();
+    const float* table = (const float*)address(c.walk, r.operand(STREAM_ATTENTION_ROPE)) + (uint64_t)position * DH + c.lane();
     const bool on = r.flags() & FLAG_ROPE;
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) t.cosine[i] = on ? __ldg(table + i * 32) : 1.f, t.sine[i] = on ? __ldg(table + DH / 2 + i * 32) : 0.f;
@@ -54,7 +51,7 @@ struct Attention {
   }
   __device__ __forceinline__ void rotate(float (&v)[2 * PAIRS], const Turn& t, uint32_t norm_operand) {
     if (r.flags() & FLAG_QK_NORM) {
-      const float* norm = (const float*)address(c.p, norm_operand);
+      const float* norm = (const float*)address(c.walk, norm_operand);
       float sum = 0;
 #pragma unroll
       for (int j = 0; j < 2 * PAIRS; j++) sum += v[j] * v[j];
@@ -82,15 +79,15 @@ struct Attention {
   __device__ __forceinline__ uint32_t prepare() {
     const uint32_t heads = r.dim(STREAM_ATTENTION_D_NUM_HEADS), kv_heads = r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS);
     uint32_t mine = 0;                             // rows of the step that this row sees
-    for (uint32_t j = 0; j < c.p.n_rows; j++) {
-      const uint32_t position = c.p.positions[j] + c.walk.step;
-      if (c.p.slots[j] == c.p.slots[row] && position <= span.position && position >= span.first) mine |= 1u << j;
+    for (uint32_t j = 0; j < c.walk.n_rows; j++) {
+      const uint32_t position = c.walk.position(j);
+      if (c.walk.slot(j) == c.walk.slot(row) && position <= span.position && position >= span.first) mine |= 1u << j;
     }
     if (split) mine = 0;
     // Warp w takes query head w and the key of row 7 - w. What does not depend on this step's values comes before the polls.
     const uint32_t key_row = CONSUMERS - 1 - c.warp(), q_norm = r.operand(STREAM_ATTENTION_Q_NORM), k_norm = r.operand(STREAM_ATTENTION_K_NORM);
     const bool has_query = c.warp() < group, has_key = mine >> key_row & 1;
-    const uint32_t key_position = c.p.positions[key_row] + c.walk.step;
+    const uint32_t key_position = c.walk.position(key_row);
     Turn t = turn(has_query || !has_key ? span.position : key_position);
     if (mine) {
       for (uint32_t i = threadIdx.x * 16; i < PAGE; i += CONSUMERS * 32 * 16) *(uint4*)(c.s.scratch + i) = make_uint4(0, 0, 0, 0);
@@ -113,8 +110,8 @@ struct Attention {
       const uint32_t index[2] = {heads + head, heads + kv_heads + head};
       uint8_t* page = nullptr;
       if (key_row == row) {
-        const int32_t block = __ldg(c.p.page_table + (uint64_t)c.p.slots[row] * c.p.blocks_per_seq + key_position / KV_BLOCK);
-        page = address(c.p, r.operand(STREAM_ATTENTION_KV)) + ((uint64_t)block * kv_heads + head) * PAGE;
+        const uint32_t block = load_word(c.walk.block(c.walk.slot(row), key_position / KV_BLOCK));
+        page = address(c.walk, r.operand(STREAM_ATTENTION_KV)) + ((uint64_t)block * kv_heads + head) * PAGE;
       }
       load_heads<2>(key_row, index, raw);
 #pragma unroll
@@ -185,6 +182,8 @@ struct Attention {
     const uint32_t count = span.page1 - span.page0, stages = (count + PAGES - 1) / PAGES;
     const uint32_t first_dim = PAGES == 1 ? c.half() * DIMS : 0;
     const float scale = r.imm(STREAM_ATTENTION_I_SCALE) * LOG2E;
+#pragma unroll
+    for (int d = 0; d < DIMS / 8; d++) acc[d][0] = acc[d][1] = acc[d][2] = acc[d][3] = 0;
     bool own = mine && (PAGES == 1 ? c.pair() == 3 : c.warp() == 7);     // the step's own rows first: nothing to wait for
     uint32_t i = PAGES == 1 ? c.pair() : c.pair() * PAGES + c.half() * (PAGES / 2);
 #pragma unroll 1
@@ -228,7 +227,7 @@ struct Attention {
   // Where element `index` of the group's output is published.
   __device__ __forceinline__ uint8_t* output(uint32_t index) const {
     const uint32_t cols = r.dim(STREAM_ATTENTION_D_COLS);
-    return address(c.p, r.operand(STREAM_ATTENTION_Y)) + Copy(c.p, c.walk.step).offset + vec_offset(head * group * DH + index, cols == 1 ? 0 : row, cols);
+    return address(c.walk, r.operand(STREAM_ATTENTION_Y)) + Copy(c.walk).offset + vec_offset(head * group * DH + index, cols == 1 ? 0 : row, cols);
   }
   __device__ __forceinline__ void run() {
     const bool alone = span.used == 1;
@@ -238,9 +237,9 @@ struct Attention {
       pages(mine);
       keep();
     }
-    const Copy copy(c.p, c.walk.step);
+    const Copy copy(c.walk);
     const uint32_t splits = r.dim(STREAM_ATTENTION_D_SPLITS), width = group * DH, words = width + (2 * group + 3) / 4 * 4;
-    float* all = (float*)(address(c.p, r.operand(STREAM_ATTENTION_PARTIALS)) + copy.offset) + (uint64_t)(row * r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS) + head) * splits * words;
+    float* all = (float*)(address(c.walk, r.operand(STREAM_ATTENTION_PARTIALS)) + copy.offset) + (uint64_t)(row * r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS) + head) * splits * words;
     for (uint32_t i = threadIdx.x; i < width; i += CONSUMERS * 32) {      // width is a multiple of 32
       float top = 0, sum = 1, out = 0;
       if (!alone || split == 0) combine(i, top, sum, out);
@@ -302,17 +301,34 @@ struct Attention {
       for (int e = 0; e < 5; e++) v[e] += __shfl_xor_sync(~0u, v[e], s);
     const float inverse = __fdividef(1.f, v[0]);
     uint8_t* y = output(index);
-    if (on && part < 2) publish(y + part * 4, Copy(c.p, c.walk.step).other, part ? pack(v[3] * inverse, v[4] * inverse) : pack(v[1] * inverse, v[2] * inverse), true);
+    const int64_t other = Copy(c.walk).other;      // every lane takes part
+    if (on && part < 2) publish(y + part * 4, other, part ? pack(v[3] * inverse, v[4] * inverse) : pack(v[1] * inverse, v[2] * inverse), true);
   }
 };
 
+// A row that this step does not have: what it wrote in the step before must be unwritten again.
+template <int DH>
+__device__ __forceinline__ void rearm_attention(Consumer& c) {
+  const Record r = c.walk.now;
+  const Copy copy(c.walk);
+  const uint32_t row = r.dim(STREAM_ATTENTION_D_ROW), head = r.dim(STREAM_ATTENTION_D_KV_HEAD), kv_heads = r.dim(STREAM_ATTENTION_D_NUM_KV_HEADS);
+  const uint32_t splits = r.dim(STREAM_ATTENTION_D_SPLITS), split = r.dim(STREAM_ATTENTION_D_SPLIT), cols = r.dim(STREAM_ATTENTION_D_COLS);
+  const uint32_t group = r.dim(STREAM_ATTENTION_D_NUM_HEADS) / kv_heads, width = group * DH, words = width + (2 * group + 3) / 4 * 4;
+  uint8_t* y = address(c.walk, r.operand(STREAM_ATTENTION_Y)) + copy.offset + copy.other;
+  uint8_t* part = address(c.walk, r.operand(STREAM_ATTENTION_PARTIALS)) + copy.offset + copy.other + ((uint64_t)(row * kv_heads + head) * splits + split) * words * 4;
+  for (uint32_t i = threadIdx.x; i < words; i += CONSUMERS * 32) {
+    store_word(part + i * 4, UNWRITTEN_WORD);
+    if (split == 0 && i < width && !(i & 1)) store_word(y + vec_offset(head * width + i, row, cols), UNWRITTEN_WORD);
+  }
+}
+
 template <int DH>
 __device__ __forceinline__ void consume_attention(Consumer& c) {
-  if (c.walk.now.dim(STREAM_ATTENTION_D_ROW) >= c.p.n_rows) return;
   c.mark(0);
   consumers_meet();                                // the packet before is done with shared memory
   c.begin_step();
   c.idle = false;
-  Attention<DH>(c).run();
+  if (c.walk.now.dim(STREAM_ATTENTION_D_ROW) < c.walk.n_rows) Attention<DH>(c).run();
+  else rearm_attention<DH>(c);
   consumers_meet();                                // scratch memory is free again
 }

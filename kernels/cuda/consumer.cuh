@@ -11,7 +11,7 @@ struct Consumer {
   bool idle = false;                               // some warps had no stage in the packet before
   bool fresh = true;                               // nothing was polled in this step yet
 
-  __device__ Consumer(const Params& p, Shared& s) : p(p), s(s), walk(p) {}
+  __device__ Consumer(const Params& p, Shared& s) : p(p), s(s) {}
   static __device__ __forceinline__ uint32_t warp() { return threadIdx.x >> 5; }
   static __device__ __forceinline__ uint32_t lane() { return threadIdx.x & 31; }
   // lane = 4 g + q: row g of an mma operand, columns 2q, 2q + 1
@@ -25,8 +25,8 @@ struct Consumer {
   __device__ __forceinline__ void begin_step() {
     if (!fresh) return;
     fresh = false;
-    if (walk.step == 0) return;                    // a launch orders it
-    if (threadIdx.x == 0) wait_steps(p, walk, p.step_base + walk.step);
+    const uint32_t before = walk.ended_before();
+    if (warp() == 0) wait_steps(p, walk, before);
     consumers_meet();
   }
   __device__ __forceinline__ void wait_full(Slot slot) { wait_barrier(p, walk, shared_address(s.full) + slot.index * 8, slot.parity, WAIT_FULL); }
@@ -47,7 +47,6 @@ struct Consumer {
     tile++;
   }
   __device__ __forceinline__ void mark(int point) {
-    if (p.trace && threadIdx.x == 0 && walk.step + 1 == p.n_steps)
-      p.trace[((uint64_t)blockIdx.x * p.max_packets + walk.packet) * 4 + point] = global_time();
+    if (p.trace && warp() == 0) walk.mark(p, point, lane() == 0);
   }
 };

@@ -12,7 +12,7 @@ struct Epilogue {
   uint32_t lane, g, q, c0, sums_full, sums_empty;
   uint32_t tile = 0;                               // tiles taken from the consumers so far
 
-  __device__ Epilogue(const Params& p, Shared& s) : p(p), s(s), walk(p) {
+  __device__ Epilogue(const Params& p, Shared& s) : p(p), s(s) {
     lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3, c0 = 2 * q;
     sums_full = shared_address(s.sums_full), sums_empty = shared_address(s.sums_empty);
   }
@@ -22,8 +22,7 @@ struct Epilogue {
     mark(2);
   }
   __device__ __forceinline__ void mark(int point) {
-    if (p.trace && lane == 0 && walk.step + 1 == p.n_steps)
-      p.trace[((uint64_t)blockIdx.x * p.max_packets + walk.packet) * 4 + point] = global_time();
+    if (p.trace) walk.mark(p, point, lane == 0);
   }
   __device__ __forceinline__ void give_back(uint32_t slot) {
     __syncwarp();
@@ -61,7 +60,7 @@ struct Epilogue {
   }
   // Factors 1 / sqrt(mean square + eps) of columns 2q and 2q + 1. Tiles are added in one order whatever the columns.
   __device__ __forceinline__ float2 norm_scale(uint32_t operand, uint32_t k, uint32_t cols, float eps, const Copy& copy) {
-    const uint8_t* ssq = address(p, operand) + copy.offset;
+    const uint8_t* ssq = address(walk, operand) + copy.offset;
     const uint32_t tiles = k / 16;
     const float inverse = __frcp_rn((float)k);
     float4 sum = make_float4(0, 0, 0, 0);
@@ -81,10 +80,10 @@ struct Epilogue {
     for (uint32_t j0 = 0; j0 < tiles; j0 += 128) {
       uint4 v[8];
       auto at = [&](int j) { return ssq + (j0 + j * 16) * 32 + lane * 16; };
-      poll_issue<8>(v, at, [&](int j) { return j0 + j * 16 + (lane >> 1) < tiles && (lane & 1) * 4 < p.n_rows; });
+      poll_issue<8>(v, at, [&](int j) { return j0 + j * 16 + (lane >> 1) < tiles && (lane & 1) * 4 < walk.n_rows; });
       // columns beyond n_rows are never written: only the active ones of a word count
-      uint32_t n = 0;
-      const uint32_t left = p.n_rows > (lane & 1) * 4 ? p.n_rows - (lane & 1) * 4 : 0;
+      Patience patience;
+      const uint32_t left = walk.n_rows > (lane & 1) * 4 ? walk.n_rows - (lane & 1) * 4 : 0;
       auto missing = [&](const uint4& x) {
         return (left > 0 && x.x == UNWRITTEN_WORD) || (left > 1 && x.y == UNWRITTEN_WORD) || (left > 2 && x.z == UNWRITTEN_WORD) || (left > 3 && x.w == UNWRITTEN_WORD);
       };
@@ -93,7 +92,7 @@ struct Epilogue {
 #pragma unroll
         for (int j = 0; j < 8; j++) ok &= !missing(v[j]);
         if (__all_sync(~0u, ok) || (p.flags & NO_WAITS)) break;
-        if (++n >= POLLS / LATE) waiting(p, walk, n, POLLS, WAIT_SSQ, j0, 0);
+        patience.turn(p, walk, WAIT_SSQ, j0, 0);
 #pragma unroll
         for (int j = 0; j < 8; j++) load_four_if(v[j], at(j), missing(v[j]));
       }
@@ -115,7 +114,7 @@ struct Epilogue {
   __device__ __forceinline__ void put(uint8_t* y, const Copy& copy, uint32_t k, uint32_t cols, float a, float b) {
     const float z = __shfl_xor_sync(~0u, g & 1 ? a : b, 4);
     const uint32_t word = g & 1 ? pack(z, b) : pack(a, z), column = c0 + (g & 1);
-    if (column < cols) publish(y + vec_offset(k, column, cols), copy.other, word, column < p.n_rows);
+    if (column < cols) publish(y + vec_offset(k, column, cols), copy.other, word, column < walk.n_rows);
   }
   struct Out {
     uint8_t *state, *y, *ssq;
@@ -124,8 +123,8 @@ struct Epilogue {
   // first: position of STREAM_OUT's first operand.
   __device__ __forceinline__ Out out(const Record& r, const Copy& copy, int first) {
     const uint32_t st = r.operand(first), y = r.operand(first + 1), n = r.operand(first + 2), q = r.operand(first + 3);
-    return {st == NO_OPERAND ? nullptr : address(p, st), y == NO_OPERAND ? nullptr : address(p, y) + copy.offset,
-            q == NO_OPERAND ? nullptr : address(p, q) + copy.offset, n == NO_OPERAND ? nullptr : (const float*)address(p, n)};
+    return {st == NO_OPERAND ? nullptr : address(walk, st), y == NO_OPERAND ? nullptr : address(walk, y) + copy.offset,
+            q == NO_OPERAND ? nullptr : address(walk, q) + copy.offset, n == NO_OPERAND ? nullptr : (const float*)address(walk, n)};
   }
   // x: a tile's result in fp32. Keeps it, publishes it scaled for the norm that reads it, and its sum of squares.
   // n0, n1: the reader's norm at the tile's features g and g + 8.
@@ -140,7 +139,7 @@ struct Epilogue {
 #pragma unroll
       for (int i = 4; i < 32; i <<= 1) a += __shfl_xor_sync(~0u, a, i), b += __shfl_xor_sync(~0u, b, i);
       const uint32_t column = c0 + g;
-      if (g < 2 && column < cols) publish(o.ssq + (t * cols + column) * 4, copy.other, __float_as_uint(g ? b : a), column < p.n_rows);
+      if (g < 2 && column < cols) publish(o.ssq + (t * cols + column) * 4, copy.other, __float_as_uint(g ? b : a), column < walk.n_rows);
     }
   }
 
@@ -156,17 +155,13 @@ struct Epilogue {
   __device__ __forceinline__ uint2 tokens(const Record& r, const Copy& copy, uint32_t vocab) {
     uint32_t v[1] = {0};
     if (walk.step == 0) {
-      if (lane < p.n_rows) v[0] = p.tokens[lane];
+      if (lane < walk.n_rows) v[0] = load_word(&walk.cold(p).tokens[lane]);
     } else {                                       // published by the step before, in the other copy
-      const uint8_t* at = address(p, r.operand(STREAM_EMBED_TOKENS)) + copy.offset + copy.other + lane * 4;
-      poll_words<1>(p, walk, v, [&](int) { return at; }, [&](int) { return lane < p.n_rows; }, WAIT_TOKEN);
+      const uint8_t* at = address(walk, r.operand(STREAM_EMBED_TOKENS)) + copy.offset + copy.other + lane * 4;
+      poll_words<1>(p, walk, v, [&](int) { return at; }, [&](int) { return lane < walk.n_rows; }, WAIT_TOKEN);
     }
     v[0] = min(v[0], vocab - 1);                   // without waits it is no token
     return make_uint2(__shfl_sync(~0u, v[0], c0), __shfl_sync(~0u, v[0], c0 + 1));
-  }
-  static __device__ __forceinline__ unsigned long long key(float v, uint32_t n) {
-    const uint32_t u = __float_as_uint(v), ordered = !(v == v) ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;   // NaN never wins
-    return (unsigned long long)ordered << 32 | (uint32_t)~n;
   }
   // LINEAR, NORM, EMBED and HEAD: every tile is taken or made, scaled by the norm's factor, and published. One warp runs this
   // alone, at a fifth of an instruction a cycle: what a kind of packet does not need is not compiled into its loop.
@@ -187,7 +182,7 @@ struct Epilogue {
     f.tile0 = r.dim(STREAM_LINEAR_D_TILE0), f.tile1 = r.dim(STREAM_LINEAR_D_TILE1), f.k = r.dim(STREAM_LINEAR_D_K), f.cols = r.dim(STREAM_LINEAR_D_COLS);
     f.n_valid = r.dim(STREAM_LINEAR_D_N), f.stride = r.dim(STREAM_LINEAR_D_Y_STRIDE), f.parts = min((f.k / 32 + 7) / 8, (uint32_t)CONSUMERS);
     const uint32_t second = r.operand(2), ssq = norm ? r.operand(STREAM_NORM_SSQ) : second;
-    f.first = address(p, r.operand(0)), f.third = r.operand(3), f.fourth = r.operand(4), f.weight = (const float*)address(p, second);
+    f.first = address(walk, r.operand(0)), f.third = r.operand(3), f.fourth = r.operand(4), f.weight = (const float*)address(walk, second);
     f.imm0 = r.imm(0), f.imm1 = r.imm(1);
     f.has_residual = (op == OP_STREAM_LINEAR || norm) && f.third != NO_OPERAND;
     f.silu = r.epilogue() == EPI_GATED_SILU;
@@ -221,7 +216,7 @@ struct Epilogue {
       const uint32_t at = t * 512 + lane * 16, n = t * 16 + g;
       float4 old = make_float4(0, 0, 0, 0), v = old;
       float n0 = 1, n1 = 1, w0 = 1, w1 = 1;        // what does not depend on this step comes before the wait
-      if ((KIND == STORE || KIND == NORM) && f.has_residual) old = *(const float4*)(address(p, f.third) + at);
+      if ((KIND == STORE || KIND == NORM) && f.has_residual) old = *(const float4*)(address(walk, f.third) + at);
       if ((KIND == STORE || KIND == NORM || KIND == EMBED) && f.out.norm) n0 = load_early(f.out.norm + n), n1 = load_early(f.out.norm + n + 8);
       if (KIND == NORM) w0 = load_early(f.weight + n), w1 = load_early(f.weight + n + 8);
       if (KIND == NORM) v = *(const float4*)(f.first + at);
@@ -231,14 +226,14 @@ struct Epilogue {
       v.x *= w0, v.y *= w0, v.z *= w1, v.w *= w1;
       if (KIND == HEAD) {
         if (cap > 0) v.x = cap * tanhf(v.x / cap), v.y = cap * tanhf(v.y / cap), v.z = cap * tanhf(v.z / cap), v.w = cap * tanhf(v.w / cap);
-        float* l = (float*)address(p, f.third) + (uint64_t)c0 * f.stride + n;
-        if (c0 < p.n_rows) l[0] = v.x, l[8] = v.z;
-        if (c0 + 1 < p.n_rows) l[f.stride] = v.y, l[f.stride + 8] = v.w;
-        if (n < f.n_valid) best0 = max(best0, key(v.x, n)), best1 = max(best1, key(v.y, n));
-        if (n + 8 < f.n_valid) best0 = max(best0, key(v.z, n + 8)), best1 = max(best1, key(v.w, n + 8));
+        float* l = (float*)address(walk, f.third) + (uint64_t)c0 * f.stride + n;
+        if (c0 < walk.n_rows) l[0] = v.x, l[8] = v.z;
+        if (c0 + 1 < walk.n_rows) l[f.stride] = v.y, l[f.stride + 8] = v.w;
+        if (n < f.n_valid) best0 = max(best0, ordered(v.x, n)), best1 = max(best1, ordered(v.y, n));
+        if (n + 8 < f.n_valid) best0 = max(best0, ordered(v.z, n + 8)), best1 = max(best1, ordered(v.w, n + 8));
       } else if (KIND == ROWS) {
         auto put_row = [&](uint32_t column, uint32_t m, float x) {
-          if (column < f.cols) publish(f.out.y + ((uint64_t)column * f.stride + m) * 4, copy.other, __float_as_uint(x), column < p.n_rows);
+          if (column < f.cols) publish(f.out.y + ((uint64_t)column * f.stride + m) * 4, copy.other, __float_as_uint(x), column < walk.n_rows);
         };
         put_row(c0, n, v.x), put_row(c0 + 1, n, v.y), put_row(c0, n + 8, v.z), put_row(c0 + 1, n + 8, v.w);
       } else if (KIND == GATED) {
@@ -248,7 +243,8 @@ struct Epilogue {
         store(f.out, copy, t, f.cols, v, n0, n1);
       }
     }
-    if (KIND == HEAD) publish_keys(address(p, f.fourth) + copy.offset, copy, f.cols, best0, best1, place, keys);
+    if (KIND == HEAD) logits_visible();
+    if (KIND == HEAD) publish_keys(address(walk, f.fourth) + copy.offset, copy, f.cols, best0, best1, place, keys);
   }
   // One column: lane l and l + 16 hold row l of the tile.
   template <int KIND>
@@ -260,7 +256,7 @@ struct Epilogue {
     for (uint32_t t = f.tile0; t < f.tile1; t++) {
       const uint32_t n = t * 16 + row;
       float old = 0, n0 = 1, w0 = 1, v;
-      if ((KIND == STORE || KIND == NORM) && f.has_residual) old = load_own(address(p, f.third) + t * 512 + state);
+      if ((KIND == STORE || KIND == NORM) && f.has_residual) old = load_own(address(walk, f.third) + t * 512 + state);
       if ((KIND == STORE || KIND == NORM || KIND == EMBED) && f.out.norm) n0 = load_early(f.out.norm + n);
       if (KIND == NORM) w0 = load_early(f.weight + n);
       if (KIND == NORM) v = load_own(f.first + t * 512 + state);
@@ -270,8 +266,8 @@ struct Epilogue {
       if (KIND == NORM) v *= w0;
       if (KIND == HEAD) {
         if (cap > 0) v = cap * tanhf(v / cap);
-        if (low) ((float*)address(p, f.third))[n] = v;
-        if (n < f.n_valid) best = max(best, key(v, n));
+        if (low) ((float*)address(walk, f.third))[n] = v;
+        if (n < f.n_valid) best = max(best, ordered(v, n));
       } else if (KIND == ROWS) {
         if (low) publish(f.out.y + n * 4, copy.other, __float_as_uint(v), true);
       } else if (KIND == GATED) {
@@ -295,11 +291,18 @@ struct Epilogue {
       }
     }
     if (KIND == HEAD) {
+      logits_visible();
 #pragma unroll
       for (int o = 1; o < 16; o <<= 1) best = max(best, __shfl_xor_sync(~0u, best, o));
-      uint8_t* at = address(p, f.fourth) + copy.offset + place * 8;
+      uint8_t* at = address(walk, f.fourth) + copy.offset + place * 8;
       if (lane == 0) store_pair(at, best), store_pair(at + copy.other, ~0ull);
     }
+  }
+  // Who samples by parameters reads other workers' logits once it has their keys.
+  __device__ __forceinline__ void logits_visible() {
+    if (walk.at(JOB_SAMPLED) == 0) return;
+    __threadfence();
+    __syncwarp();
   }
   static __device__ __forceinline__ float element(const uint8_t* table, uint32_t token, uint32_t f, uint32_t k, float scale) {
     const uint64_t at = (uint64_t)(token / 16) * k * 32 + (f / 32) * CHUNK + (token % 16) * 64 + (f % 32) * 2;
@@ -308,8 +311,8 @@ struct Epilogue {
   // Features n and n + 8 of the tokens' rows of a table of tiles.
   __device__ __forceinline__ float4 gather(const uint8_t* table, uint2 token, uint32_t n, uint32_t k, float scale) {
     float4 x = make_float4(0, 0, 0, 0);
-    if (c0 < p.n_rows) x.x = element(table, token.x, n, k, scale), x.z = element(table, token.x, n + 8, k, scale);
-    if (c0 + 1 < p.n_rows) x.y = element(table, token.y, n, k, scale), x.w = element(table, token.y, n + 8, k, scale);
+    if (c0 < walk.n_rows) x.x = element(table, token.x, n, k, scale), x.z = element(table, token.x, n + 8, k, scale);
+    if (c0 + 1 < walk.n_rows) x.y = element(table, token.y, n, k, scale), x.w = element(table, token.y, n + 8, k, scale);
     return x;
   }
   __device__ __forceinline__ void publish_keys(uint8_t* keys, const Copy& copy, uint32_t cols, unsigned long long best0, unsigned long long best1, uint32_t key, uint32_t count) {
@@ -318,20 +321,39 @@ struct Epilogue {
     const uint32_t column = c0 + g;
     if (g > 1 || column >= cols) return;
     uint8_t* at = keys + ((uint64_t)column * count + key) * 8;
-    if (column < p.n_rows) store_pair(at, g ? best1 : best0);
+    if (column < walk.n_rows) store_pair(at, g ? best1 : best0);
     store_pair(at + copy.other, ~0ull);
   }
   __device__ __forceinline__ void sample(const Record& r, const Copy& copy) {
-    const uint32_t row = r.dim(STREAM_SAMPLE_D_ROW), count = r.dim(STREAM_SAMPLE_D_KEYS), vocab = r.dim(STREAM_SAMPLE_D_VOCAB);
-    if (row >= p.n_rows) return;
-    uint8_t* tokens = address(p, r.operand(STREAM_SAMPLE_TOKENS)) + copy.offset;   // every lane reads fields
-    const uint8_t* keys = address(p, r.operand(STREAM_SAMPLE_KEYS)) + copy.offset + (uint64_t)row * count * 8;
+    const uint32_t row = r.dim(STREAM_SAMPLE_D_ROW), vocab = r.dim(STREAM_SAMPLE_D_VOCAB);
+    uint8_t* to = address(walk, r.operand(STREAM_SAMPLE_TOKENS)) + copy.offset + row * 4;
+    uint32_t token = 0;
+    if (row < walk.n_rows) token = min(walk.at(JOB_SAMPLED) >> row & 1 ? sampled() : greedy(r, copy, row), vocab - 1);   // without waits it is no token
+    if (lane == 0) {
+      publish(to, copy.other, token, row < walk.n_rows);
+      if (row < walk.n_rows) {
+        const Job& job = walk.cold(p);
+        const int32_t at = (int32_t)load_word(&job.sample_index[row]);
+        if (at >= 0) store_system((int32_t*)load_pair(&job.out_tokens) + walk.step * MAX_ROWS + at, (int32_t)token);
+      }
+    }
+    __syncwarp();
+  }
+  // What the consumers found (sample.cuh).
+  __device__ __forceinline__ uint32_t sampled() {
+    const uint32_t slot = tile % SUMS;
+    wait_tile(slot);
+    const uint32_t token = __float_as_uint(*(const float*)s.sums[slot][0]);
+    landed(token);
+    give_back(slot);
+    return token;
+  }
+  __device__ __forceinline__ uint32_t greedy(const Record& r, const Copy& copy, uint32_t row) {
+    const uint32_t count = r.dim(STREAM_SAMPLE_D_KEYS);
+    const uint8_t* keys = address(walk, r.operand(STREAM_SAMPLE_KEYS)) + copy.offset + (uint64_t)row * count * 8;
     unsigned long long best = 0;
-    for (uint32_t i = lane; i < count; i += 32) {
-      unsigned long long k;
-      uint32_t n = 0;
-      while ((k = load_pair(keys + i * 8)) == ~0ull && !(p.flags & NO_WAITS))
-        if (++n >= POLLS / LATE) waiting(p, walk, n, POLLS, WAIT_KEYS, i, 0);
+    for (uint32_t i = 0; i < count; i += 32) {
+      const unsigned long long k = poll_key(p, walk, keys, i + lane, count);
       best = k > best ? k : best;
     }
 #pragma unroll
@@ -339,33 +361,32 @@ struct Epilogue {
       const unsigned long long k = __shfl_xor_sync(~0u, best, o);
       best = k > best ? k : best;
     }
-    if (lane == 0) {
-      const uint32_t token = min(~(uint32_t)best, vocab - 1);       // without waits the keys are not keys
-      publish(tokens + row * 4, copy.other, token, true);
-      if (p.sample_index[row] >= 0) p.out_tokens[walk.step * MAX_ROWS + p.sample_index[row]] = (int32_t)token;
-    }
+    return ~(uint32_t)best;
+  }
+  __device__ __forceinline__ void step() {
+    const Record r = walk.now;
+    const Copy copy(walk);
+    const uint32_t op = r.opcode();
+    if (op == OP_STREAM_LINEAR || op == OP_STREAM_HEAD || op == OP_STREAM_NORM || op == OP_STREAM_EMBED) tiles(r, copy, op);
+    else if (op == OP_STREAM_SAMPLE) sample(r, copy);
+    else if (op == OP_NOP) take_one(0);
+    const uint32_t signal = r.signal();
     __syncwarp();
+    if (signal != NO_COUNTER && lane == 0) {
+      fence_async();
+      add_release(p.counters + 32 * signal);
+    }
+    mark(3);
   }
   __device__ void run() {
-    for (; walk.step < p.n_steps; walk.advance(p)) {
-      if (walk.packet == 0 && walk.step) {
-        if (lane == 0) wait_steps(p, walk, p.step_base + walk.step);
-        __syncwarp();
+    while (walk.take_job(p))
+      for (; walk.step < walk.n_steps; walk.advance()) {
+        if (walk.packet == 0) {
+          const uint32_t before = walk.ended_before();
+          wait_steps(p, walk, before);
+        }
+        step();
       }
-      const Record r = walk.now;
-      const Copy copy(p, walk.step);
-      const uint32_t op = r.opcode();
-      if (op == OP_STREAM_LINEAR || op == OP_STREAM_HEAD || op == OP_STREAM_NORM || op == OP_STREAM_EMBED) tiles(r, copy, op);
-      else if (op == OP_STREAM_SAMPLE) sample(r, copy);
-      else if (op == OP_NOP) take_one(0);
-      const uint32_t signal = r.signal();
-      __syncwarp();
-      if (signal != NO_COUNTER && lane == 0) {
-        fence_async();
-        add_release(p.counters + 32 * signal);
-      }
-      mark(3);
-    }
   }
 };
 static_assert(STREAM_LINEAR_STATE == 4 && STREAM_NORM_STATE == 4 && STREAM_LINEAR_RESIDUAL == 3 && STREAM_NORM_RESIDUAL == 3 && STREAM_NORM_WEIGHT == 2 &&

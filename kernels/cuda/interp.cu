@@ -1,24 +1,30 @@
-// The interpreter of STREAM packets for Hopper: one cooperative kernel, one worker an SM, every worker walks its own static
-// list of packets, step after step. See docs/gpu.md.
+// The interpreter of STREAM packets for Hopper: one cooperative kernel that stays on the SMs while there is work; one worker an
+// SM, every worker walks its own static list of packets, step after step, job after job. See docs/gpu.md.
 // Build: nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -cubin interp.cu
 #define _Static_assert static_assert
 #include "attention.cuh"
 #include "epilogue.cuh"
 #include "linear.cuh"
 #include "loader.cuh"
+#include "resident.cuh"
+#include "sample.cuh"
 
-// {threads, bytes of dynamic shared memory, sizeof(Params), ABI version}: read by the host, so that no number stands twice
-__device__ __constant__ uint32_t plow_launch[4] = {WARPS * 32, sizeof(Shared), sizeof(Params), ABI_VERSION};
+// {threads, bytes of dynamic shared memory, sizeof(Params), sizeof(Job), ABI version}: read by the host, so that no number stands twice
+__device__ __constant__ uint32_t plow_launch[5] = {WARPS * 32, sizeof(Shared), sizeof(Params), sizeof(Job), ABI_VERSION};
 
 template <bool ONE, int DH>
 __device__ __forceinline__ void consume(const Params& p, Shared& s) {
   Consumer c(p, s);
-  for (; c.walk.step < p.n_steps; c.walk.advance(p)) {
-    if (c.walk.packet == 0) c.fresh = true;
-    const uint32_t op = c.walk.now.opcode();
-    if (op == OP_STREAM_LINEAR || op == OP_STREAM_HEAD) consume_linear<ONE>(c);
-    else if (op == OP_STREAM_ATTENTION) consume_attention<DH>(c);
-    else if (op == OP_NOP) c.hand_over(make_float4(0, 0, 0, 0), false, true);
+  while (true) {
+    if (!c.walk.take_job(p)) end_warp();
+    for (; c.walk.step < c.walk.n_steps; c.walk.advance()) {
+      if (c.walk.packet == 0) c.fresh = true;
+      const uint32_t op = c.walk.now.opcode();
+      if (op == OP_STREAM_LINEAR || op == OP_STREAM_HEAD) consume_linear<ONE>(c);
+      else if (op == OP_STREAM_ATTENTION) consume_attention<DH>(c);
+      else if (op == OP_STREAM_SAMPLE) consume_sample(c);
+      else if (op == OP_NOP) c.hand_over(make_float4(0, 0, 0, 0), false, true);
+    }
   }
 }
 
@@ -43,6 +49,7 @@ __device__ __forceinline__ void interpret(const Params& p) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
     if (warp == EPILOGUE) Epilogue<ONE>(p, s).run();
     else if (warp == LOADER) Loader(p, s).run();
+    else if (warp == LEADER && blockIdx.x == 0) Leader(p).run();
   }
 }
 
@@ -52,9 +59,7 @@ __device__ __forceinline__ void interpret(const Params& p) {
   extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) plow_interp_c##COLS##_d##DH(const __grid_constant__ Params p) { \
     interpret<COLS == 1, DH>(p);                                                                \
   }
-ENTRY(1, 64)
-ENTRY(1, 128)
-ENTRY(1, 256)
-ENTRY(8, 64)
-ENTRY(8, 128)
-ENTRY(8, 256)
+#ifndef PLOW_ENTRIES                               // a bundle has those that its programs need
+#define PLOW_ENTRIES ENTRY(1, 64) ENTRY(1, 128) ENTRY(1, 256) ENTRY(8, 64) ENTRY(8, 128) ENTRY(8, 256)
+#endif
+PLOW_ENTRIES

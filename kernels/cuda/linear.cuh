@@ -20,7 +20,7 @@ struct Slab {
   }
   __device__ __forceinline__ void issue(const Consumer& c, const uint8_t* x, uint32_t slab, uint32_t chunks) {
     poll_issue<ONE ? 1 : 8>(b, [&](int j) { return at(x, slab, j); },
-                            [&](int j) { return ONE ? Consumer::lane() < chunks * 4 : (uint32_t)j < chunks && Consumer::g() < c.p.n_rows; });
+                            [&](int j) { return ONE ? Consumer::lane() < chunks * 4 : (uint32_t)j < chunks && Consumer::g() < c.walk.n_rows; });
   }
   // buffer: 0 or 1, which half of the warp's share of scratch memory takes the slab.
   __device__ __forceinline__ void settle(Consumer& c, const uint8_t* x, uint32_t slab, int buffer) {
@@ -120,7 +120,7 @@ struct Linear {
 
   // Looks at one word before many are read.
   __device__ __forceinline__ void hint(uint32_t v) {
-    if (!ONE) poll_hint(c.p, c.walk, [&]() { return Slab<ONE>::at(x, slab(v), 0); }, Consumer::g() < c.p.n_rows, WAIT_VEC);
+    if (!ONE) poll_hint(c.p, c.walk, [&]() { return Slab<ONE>::at(x, slab(v), 0); }, Consumer::g() < c.walk.n_rows, WAIT_VEC);
   }
   // Activations of the warp's SLABS slabs stay for all tiles.
   template <int SLABS>
@@ -173,7 +173,7 @@ template <bool ONE>
 __device__ __forceinline__ void consume_linear(Consumer& c) {
   const Record r = c.walk.now;
   Linear<ONE> l{c};
-  l.x = address(c.p, r.operand(STREAM_LINEAR_X)) + Copy(c.p, c.walk.step).offset;
+  l.x = address(c.walk, r.operand(STREAM_LINEAR_X)) + Copy(c.walk).offset;
   const uint32_t k = r.dim(STREAM_LINEAR_D_K);
   l.tiles = r.dim(STREAM_LINEAR_D_TILE1) - r.dim(STREAM_LINEAR_D_TILE0);
   l.chunks = chunks_of(k), l.stages = stages_of(k), l.base = c.stage;

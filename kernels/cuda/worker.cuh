@@ -4,13 +4,14 @@
 //   warp  8     epilogue   sums the consumers' parts of a tile, finishes it, publishes; small packets (embed, norm, sample)
 //   warp  9     loader     walks the same list ahead of everybody and streams weights and KV pages into the ring; it never
 //                          waits for an activation, so memory stays busy across packet borders
+//   warp  10    leader     of worker 0 only: brings the host's jobs (resident.cuh)
 #pragma once
 #include "params.h"
 #include "plow_abi.h"
 #include "ptx.cuh"
 
-constexpr int CONSUMERS = 8, EPILOGUE = 8, LOADER = 9;
-constexpr int WARPS = 12;                          // three warpgroups; the last two warps are idle
+constexpr int CONSUMERS = 8, EPILOGUE = 8, LOADER = 9, LEADER = 10;
+constexpr int WARPS = 12;                          // three warpgroups; the last warp is idle
 constexpr int STAGE = 16384;                       // bytes of a ring stage: 16 weight rows x 512 features, or KV pages
 constexpr int STAGES = 12;                         // 192 KiB: 5.7 us of an SM's share of memory bandwidth
 constexpr int GROUPS = 4;                          // pairs of consumer warps; pair q takes stages q, q + 4, ... of a tile
@@ -42,69 +43,123 @@ struct Record {
   __device__ __forceinline__ uint32_t dim(int i) const { return at(18 + i); }
   __device__ __forceinline__ float imm(int i) const { return __uint_as_float(at(30 + i)); }
 };
-// Fetched two packets ahead by a volatile load: the compiler sinks a plain one to its use, which costs ~2,000 cycles a packet.
-__device__ __forceinline__ uint32_t fetch(const Params& p, uint32_t i) {
-  uint32_t v;
-  const uint32_t* at = p.packets + ((uint64_t)blockIdx.x * p.max_packets + i) * 32 + (threadIdx.x & 31);
-  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
-  return v;
-}
-
-// One warp's walk over the worker's list, step after step.
+// One warp's walk over the worker's list, step after step, job after job.
 struct Walk {
+  uint32_t hot;                                    // lane l: word l of the job
+  uint32_t n_steps, n_rows;
+  uint8_t* arena;
+  const uint32_t* list;                            // this lane's word of the worker's first packet
   uint32_t count, next1, next2;
   Record now;
-  uint32_t packet = 0, step = 0;                   // step of the launch
-  __device__ explicit Walk(const Params& p) {
-    count = p.counts[blockIdx.x];
-    now.word = fetch(p, 0);
-    next1 = fetch(p, count > 1 ? 1 : 0);
-    next2 = fetch(p, 2 % count);
-  }
+  uint32_t packet, step;                           // step of the job
+  uint32_t job = 0;                                // jobs of the launch that were taken
+
   static __device__ __forceinline__ uint32_t lane() { return threadIdx.x & 31; }
-  __device__ __forceinline__ void advance(const Params& p) {
+  // Fields of the job: every lane must take part.
+  __device__ __forceinline__ uint32_t at(uint32_t word) const { return __shfl_sync(~0u, hot, word); }
+  __device__ __forceinline__ uint32_t position(uint32_t row) const { return at(JOB_POSITIONS + row) + step; }
+  __device__ __forceinline__ uint32_t slot(uint32_t row) const { return at(JOB_SLOTS + row); }
+  __device__ __forceinline__ uint64_t pointer(uint32_t word) const { return at(word) | (uint64_t)at(word + 1) << 32; }
+  __device__ __forceinline__ uint32_t ended_before() const { return at(JOB_STEP_BASE) + step; }   // steps before this one
+  // The block of the page table that holds a page of a slot; it may change between jobs.
+  __device__ __forceinline__ const uint32_t* block(uint32_t slot, uint32_t page) const {
+    return (const uint32_t*)pointer(JOB_PAGE_TABLE) + (uint64_t)slot * at(JOB_BLOCKS_PER_SEQ) + page;
+  }
+  // The whole job in device memory; written before this job began, so relaxed loads see it.
+  __device__ __forceinline__ const Job& cold(const Params& p) const { return p.jobs[(p.first_job + job - 1) % JOB_RING]; }
+
+  __device__ __forceinline__ void mark(const Params& p, int point, bool on) const {
+    const uint64_t packets = at(JOB_MAX_PACKETS);
+    if (on && step + 1 == n_steps) p.trace[(blockIdx.x * packets + packet) * 4 + point] = global_time();
+  }
+
+  // Waits for the next job; false: leave. Unbounded: the leader always brings one.
+  __device__ __forceinline__ bool take_job(const Params& p) {
+    uint32_t n = 0;
+    while (__any_sync(~0u, (int32_t)(load_acquire(p.board + BOARD_POSTED) - (job + 1)) < 0)) {
+      if (++n > 16) __nanosleep(64);
+      if (n % 1024 == 0 && __any_sync(~0u, load_word(p.board + BOARD_STOP))) return false;
+    }
+    hot = load_word((const uint32_t*)(p.jobs + (p.first_job + job) % JOB_RING) + lane());
+    job++, packet = 0, step = 0;
+    n_steps = at(JOB_N_STEPS), n_rows = at(JOB_N_ROWS), arena = (uint8_t*)pointer(JOB_ARENA);
+    if (n_steps == 0) return false;
+    list = (const uint32_t*)pointer(JOB_PACKETS) + (uint64_t)blockIdx.x * at(JOB_MAX_PACKETS) * 32 + lane();
+    count = __ldg((const uint32_t*)pointer(JOB_COUNTS) + blockIdx.x);
+    now.word = fetch(0);
+    next1 = fetch(count > 1 ? 1 : 0);
+    next2 = fetch(2 % count);
+    return true;
+  }
+  // Fetched two packets ahead by a volatile load: the compiler sinks a plain one to its use, which costs ~2,000 cycles a packet.
+  __device__ __forceinline__ uint32_t fetch(uint32_t i) const {
+    uint32_t v;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(list + (uint64_t)i * 32) : "memory");
+    return v;
+  }
+  __device__ __forceinline__ void advance() {
     now.word = next1;
     next1 = next2;
     if (++packet == count) packet = 0, step++;
     uint32_t ahead = packet + 2;
     while (ahead >= count) ahead -= count;
-    next2 = fetch(p, ahead);
+    next2 = fetch(ahead);
   }
 };
 
-// ---- bounded waits. A wait that never ends leaves a record in mapped host memory and stops the kernel. The limits are
-// counts: a clock in a spin loop is read in every turn and slows it down.
+// ---- bounded waits. A wait that lasts NOTE_MS leaves a note in mapped host memory, one that lasts LIMIT_MS stops the kernel:
+// far enough apart that every warp that waits has left its note by then, and the host finds the culprit among them. To stop
+// means that every warp ends by itself, from a wait or before its next job: a trap would take the context with it.
 enum What : uint32_t { WAIT_FULL = 1, WAIT_EMPTY, WAIT_SUMS, WAIT_ROOM, WAIT_LANDED, WAIT_STEP, WAIT_VEC, WAIT_SSQ, WAIT_ROWS, WAIT_PARTIAL, WAIT_KEYS, WAIT_TOKEN };
-constexpr uint32_t POLLS = 1u << 21, TRIES = 1u << 24;
+constexpr uint32_t NOTE_MS = 150, LIMIT_MS = 900;
+constexpr uint32_t LOOK = 1024;                    // a clock that is read in every turn of a spin loop slows it down
 
-constexpr uint32_t LATE = 8;                       // a wait is late after 1 / LATE of its limit
-
-// A wait in its n-th turn: a late one notes what this warp waits for, one at its limit stops the kernel. The limits are far
-// enough apart that every warp that waits has left its note by then: the host finds the culprit among them.
-__device__ __forceinline__ void waiting(const Params& p, const Walk& w, uint32_t n, uint32_t limit, uint32_t what, uint32_t have, uint32_t want) {
-  if (n == limit / LATE) {
-    volatile unsigned long long* note = p.diag + DIAG_NOTES + (blockIdx.x * DIAG_WARPS + (threadIdx.x >> 5)) * 2;
-    note[0] = what | w.packet << 8 | (unsigned long long)w.step << 32;
-    note[1] = have | (unsigned long long)want << 32;
-    __threadfence_system();
-  } else if (n > limit) {
-    *(volatile unsigned long long*)p.diag = 1;
-    __threadfence_system();
-    __trap();
+// Where consumers wait for each other; true once all of them are gone. A warp that ends must go on meeting until then.
+__device__ __forceinline__ bool consumers_meet(bool gone = false) {
+  uint32_t all;
+  asm volatile("{.reg .pred p, q; setp.ne.u32 p, %1, 0; barrier.cta.red.and.aligned.pred q, 1, %2, p; selp.u32 %0, 1, 0, q;}"
+               : "=r"(all) : "r"((uint32_t)gone), "n"(CONSUMERS * 32) : "memory");
+  return all;
+}
+// Ends this warp; every lane is here.
+__device__ __forceinline__ void end_warp() {
+  if (threadIdx.x < CONSUMERS * 32)
+    while (!consumers_meet(true)) {}
+  asm volatile("exit;");
+}
+struct Patience {
+  uint32_t turns = 0;
+  __device__ __forceinline__ void turn(const Params& p, const Walk& w, uint32_t what, uint32_t have, uint32_t want) {
+    if (++turns % LOOK == 0) look(p, w, what, have, want);
   }
-}
+  // The time of the first look stands in the note as well: a register for it would cost every wait.
+  __device__ __forceinline__ void look(const Params& p, const Walk& w, uint32_t what, uint32_t have, uint32_t want) const {
+    const unsigned long long now = global_time() >> 20;                // about milliseconds
+    volatile unsigned long long* note = p.diag + DIAG_NOTES + (blockIdx.x * DIAG_WARPS + (threadIdx.x >> 5)) * DIAG_WORDS;
+    if (turns == LOOK) note[2] = now;
+    const uint32_t waited = (uint32_t)(now - note[2]);
+    if (waited >= NOTE_MS) {
+      note[1] = have | (unsigned long long)want << 32;
+      note[0] = what | w.packet << 8 | (unsigned long long)w.step << 32;
+    }
+    if (waited >= LIMIT_MS) {
+      *(volatile unsigned long long*)p.diag = 1;
+      store_word(p.board + BOARD_STOP, 1);
+    }
+    if (__any_sync(__activemask(), load_word(p.board + BOARD_STOP))) end_warp();
+  }
+};
 __device__ __forceinline__ void wait_barrier(const Params& p, const Walk& w, uint32_t bar, uint32_t parity, uint32_t what) {
-  uint32_t n = 0;
-  while (!barrier_try(bar, parity))
-    if (++n >= TRIES / LATE) waiting(p, w, n, TRIES, what, parity, parity ^ 1);
+  Patience patience;
+  while (!barrier_try(bar, parity)) patience.turn(p, w, what, parity, parity ^ 1);
 }
-// Waits until every worker has ended `steps` steps of this program.
+// Waits until every worker has ended `steps` steps.
 __device__ __forceinline__ void wait_steps(const Params& p, const Walk& w, uint32_t steps) {
   if (p.flags & NO_WAITS) return;
   const uint32_t want = steps * p.workers;
-  uint32_t n = 0, have;
-  while ((int32_t)((have = load_acquire(p.counters + 32 * STEP_COUNTER)) - want) < 0)
-    if (++n >= POLLS / LATE) waiting(p, w, n, POLLS, WAIT_STEP, have, want);
+  Patience patience;
+  uint32_t have;
+  while ((int32_t)((have = load_acquire(p.counters + 32 * STEP_COUNTER)) - want) < 0) patience.turn(p, w, WAIT_STEP, have, want);
 }
 
 // ---- the ring: stage i of a walk lies in slot i % STAGES, in the i / STAGES-th turn
@@ -112,7 +167,6 @@ struct Slot {
   uint32_t index, parity;
   __device__ __forceinline__ explicit Slot(uint32_t stage) : index(stage % STAGES), parity((stage / STAGES) & 1) {}
 };
-__device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * 32) : "memory"); }
 
 // ---- shapes that loader and consumers derive alike
 __device__ __forceinline__ uint32_t chunks_of(uint32_t k) { return k / 32; }
@@ -127,11 +181,11 @@ constexpr uint32_t SPLIT_PAGES = PLOW_SPLIT_PAGES; // a part of fewer pages is n
 struct Span {
   uint32_t page0, page1, first, end, position, used;
   bool newest;                                     // holds the position that the step before appended
-  __device__ __forceinline__ Span(const Params& p, uint32_t row, uint32_t split, uint32_t splits, uint32_t window, uint32_t step) {
-    position = p.positions[row] + step;
+  __device__ __forceinline__ Span(const Walk& w, uint32_t row, uint32_t split, uint32_t splits, uint32_t window) {
+    position = w.position(row);
     end = position;
-    for (uint32_t j = 0; j < p.n_rows; j++)        // rows of the same sequence in this step are not in the pages yet
-      if (p.slots[j] == p.slots[row]) end = min(end, p.positions[j] + step);
+    for (uint32_t j = 0; j < w.n_rows; j++)        // rows of the same sequence in this step are not in the pages yet
+      if (w.slot(j) == w.slot(row)) end = min(end, w.position(j));
     first = window && position + 1 > window ? position + 1 - window : 0;
     const uint32_t low = first / KV_BLOCK, high = (end + KV_BLOCK - 1) / KV_BLOCK, pages = end > first ? high - low : 0;
     const uint32_t each = max((pages + splits - 1) / splits, SPLIT_PAGES);

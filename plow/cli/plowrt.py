@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plow.cli.common import DebugOption, JsonOption, console, emit, new_app, reporting
+from plow.cli.trace import trace
 from plow.errors import RequestError
 
 if TYPE_CHECKING:
@@ -167,6 +168,9 @@ def bench(
             print(f"{'weights':<12} {report['weight_bytes_per_s'] / 1e9:9.1f} GB/s = {report['read_share']:.0%} of the "
                   f"measured read bandwidth (cores: {', '.join(report['modes'])})")
         llm.close()
+
+
+app.command()(trace)
 
 
 def main() -> None:

@@ -115,8 +115,9 @@ class AsyncEngine:
         while not self._commands.empty():
             if command := self._commands.get():
                 command()
+        ended = self.engine.abort_all()
         if error is None:
-            self._deliver(self.engine.abort_all())
+            self._deliver(ended)
         else:
             self._fail(error)
 
@@ -141,9 +142,9 @@ class AsyncEngine:
                 self._tickets.pop(event.request, None)
 
     def _fail(self, error: Exception) -> None:
-        """Every request learns what happened; after a typed error the engine goes on with new ones."""
+        """Every request that the engine has dropped learns what happened; a typed error does not concern the others."""
         self.last_error = str(error)
-        self.engine.abort_all()
-        for ticket in self._tickets.values():
-            ticket.mailbox.deliver(ticket.index, [error])
-        self._tickets.clear()
+        for id, ticket in list(self._tickets.items()):
+            if not self.engine.has(id):
+                ticket.mailbox.deliver(ticket.index, [error])
+                del self._tickets[id]

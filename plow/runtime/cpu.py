@@ -76,6 +76,10 @@ class CpuBackend:
         rows = self.arena[record.logits_offset:][:4 * n_samples * record.logits_stride].view(np.float32)
         return rows.reshape(n_samples, record.logits_stride)[:, :self.bundle.limits.vocab_size]
 
+    def recover(self) -> bool:
+        """See Backend.recover: a stopped program starts anew, and its arena is whole."""
+        return True
+
     def close(self) -> None:
         self.interpreter.close()
 

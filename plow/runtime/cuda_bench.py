@@ -51,7 +51,7 @@ def run_cuda_bench(llm: LLM, rounds: int, tokens: int, context: int, log: Log = 
     if context + tokens > limits.max_ctx:
         raise RequestError(f"{context} + {tokens} positions do not fit the context of {limits.max_ctx}", "bench",
                            "change --tokens or --prompt-tokens")  # fmt: skip
-    cases = [_case(llm, b, context) for b in sorted({min(b, limits.max_slots, limits.max_samples) for b in BATCHES})]
+    cases = [case(llm, b, context) for b in sorted({min(b, limits.max_slots, limits.max_samples) for b in BATCHES})]
     kernel: dict[int, list[float]] = {c.batch: [] for c in cases}
     engine: dict[int, list[float]] = {c.batch: [] for c in cases}
     for c in cases:
@@ -95,7 +95,7 @@ def _row(llm: LLM, c: _Case, tokens: int, kernel: list[float], engine: list[floa
     }
 
 
-def _case(llm: LLM, batch: int, context: int) -> _Case:
+def case(llm: LLM, batch: int, context: int) -> _Case:
     rng = np.random.default_rng(batch)
     prompts = rng.integers(0, llm.bundle.limits.vocab_size, (batch, context))
     return _Case(batch, context, prompts, _smallest(llm.bundle.packets.programs, batch))

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from plow.errors import BundleError, PlowError, ToolMissing
-from plow.packet.abi import ABI_VERSION, STREAM_COLUMNS, Opcode
-from plow.packet.codec import decode
+from plow.packet.abi import ABI_VERSION
 from plow.packet.container import ProgramRecord
 from plow.runtime.bundle import REBUILD, Bundle
-from plow.runtime.cuda_params import PARAMS
+from plow.runtime.cuda_entries import kernel_name
+from plow.runtime.cuda_params import JOB, PARAMS
 
 MAX_WORDS = 400
 """Characters of a CUDA error that are worth showing."""
@@ -98,22 +98,29 @@ class Interpreter:
     def __init__(self, cp: Any, bundle: Bundle, sms: int) -> None:
         self.cp, self.sms, self.where = cp, sms, str(bundle.file("interpreter"))
         self.workers = int(bundle.packets.header["workers"])
+        self._kernels: dict[str, Kernel] = {}
         try:
             self.module = cp.RawModule(path=self.where, enable_cooperative_groups=True)
-            launch = cp.ndarray((4,), cp.uint32, self.module.get_global("plow_launch")).get()
+            launch = cp.ndarray((5,), cp.uint32, self.module.get_global("plow_launch")).get()
         except failures(cp) as e:
             raise DeviceError(f"the interpreter does not load: {words(e)}", self.where, REBUILD) from None
-        self.threads, self.shared, params, abi = (int(x) for x in launch)
+        self.threads, self.shared, params, job, abi = (int(x) for x in launch)
         if abi != ABI_VERSION:
             raise BundleError(f"the interpreter has ABI {abi}, this plowrt {ABI_VERSION}", self.where, REBUILD)
-        if params != PARAMS.itemsize:
-            what = f"the interpreter takes {params} bytes of parameters, this plowrt writes {PARAMS.itemsize}"
+        if (params, job) != (PARAMS.itemsize, JOB.itemsize):
+            mine = f"{PARAMS.itemsize} and {JOB.itemsize}"
+            what = f"the interpreter takes {params} and {job} bytes of parameters, this plowrt writes {mine}"
             raise BundleError(what, self.where, REBUILD)
 
     def kernel(self, record: ProgramRecord) -> Kernel:
         """The build for a program. Raises DeviceError when there is none, or when not all of its workers can be
         resident at a time: they wait for each other, and CuPy would shrink the grid with no more than a warning."""
         name = kernel_name(record)
+        if name not in self._kernels:
+            self._kernels[name] = self._load(name)
+        return self._kernels[name]
+
+    def _load(self, name: str) -> Kernel:
         try:
             function = self.module.get_function(name)
             function.max_dynamic_shared_size_bytes = self.shared
@@ -131,14 +138,17 @@ class Interpreter:
         return Kernel(function, self.workers, self.threads, self.shared)
 
 
-def kernel_name(record: ProgramRecord) -> str:
-    """The build of the interpreter for the program's columns and head size (the ENTRY lines of kernels/cuda)."""
-    packets = np.concatenate(record.lists)
-    heads = [decode(p) for p in packets[packets["opcode"] == Opcode.STREAM_ATTENTION][:1]]
-    dims = heads[0].dims if heads else {"cols": 1 if record.rows == 1 else STREAM_COLUMNS, "head_dim": 64}
-    return f"plow_interp_c{dims['cols']}_d{dims['head_dim']}"
-
-
 def words(error: Exception) -> str:
     """A CUDA error as one line."""
     return " ".join(str(error).split())[:MAX_WORDS]
+
+
+_interpreters: dict[tuple[Any, str], Interpreter] = {}
+
+
+def interpreter(cp: Any, bundle: Bundle, sms: int) -> Interpreter:
+    """The bundle's interpreter. Bundles of one build share it: their programs then follow each other in one launch."""
+    key = cp, str(bundle.manifest["interpreter"].get("sha256") or bundle.file("interpreter"))
+    if key not in _interpreters:
+        _interpreters[key] = Interpreter(cp, bundle, sms)
+    return _interpreters[key]

@@ -109,9 +109,12 @@ class Engine:
     def abort_all(self) -> list[Event]:
         return [self._finish(seq, None, "abort") for seq in [*self._waiting, *self._running]]
 
+    def has(self, request: int) -> bool:
+        return any(s.id == request for s in [*self._waiting, *self._running])
+
     def step(self) -> list[Event]:
-        """Admit, compute one batch, return its events. When the backend fails, every request is dropped and the error
-        is raised; the engine can go on with new requests."""
+        """Admit, compute one batch, return its events. When the backend fails, the requests of that batch are dropped
+        and the error is raised; the others go on, computed again from their tokens if need be."""
         self._admit()
         chunks = self._plan()
         if not chunks:
@@ -122,7 +125,7 @@ class Engine:
         try:
             tokens = self.backend.run(program, batch, n_steps)
         except PlowError:
-            self.abort_all()
+            self._drop([c.seq for c in chunks])
             raise
         self.metrics.steps += n_steps
         self.metrics.rows += n_steps * batch.n_rows
@@ -245,6 +248,18 @@ class Engine:
         if seq.generated == seq.max_tokens:
             return self._finish(seq, token, "length", logprob)
         return Event(seq.id, token, None, logprob)
+
+    def _drop(self, failed: list[_Sequence]) -> None:
+        """After a failed run. When the backend cannot recover, nobody is served."""
+        for seq in failed:
+            self._finish(seq, None, "abort")
+        try:
+            kept = self.backend.recover()
+        except PlowError:
+            self.abort_all()
+            raise
+        for seq in self._running if not kept else []:
+            seq.computed = 0
 
     def _finish(self, seq: _Sequence, token: int | None, reason: Finish, logprob: TokenLogprob | None = None) -> Event:
         if seq.slot >= 0:

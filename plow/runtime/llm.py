@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plow.errors import RequestError
+from plow.errors import PlowError, RequestError
 from plow.runtime import bundle as bundles
 from plow.runtime.backends import open_backend
 from plow.runtime.chat import Message
@@ -88,7 +88,7 @@ class LLM:
         index = {self.engine.add(r): i for i, r in enumerate(requests)}
         texts = [self.tokenizer.stream(c.prompt_ids, stop) if self.tokenizer else None for c in done]
         while self.engine.has_work:
-            for event in self.engine.step():
+            for event in self._events():
                 i = index[event.request]
                 piece = _take(done[i], event, texts[i], stop_ids)
                 if done[i].finish and not event.finish:  # a stop string
@@ -97,6 +97,14 @@ class LLM:
                 if on_text and piece:
                     on_text(i, piece)
         return done
+
+    def _events(self) -> list[Event]:
+        """Of one step; a failure ends all requests."""
+        try:
+            return self.engine.step()
+        except PlowError:
+            self.engine.abort_all()
+            raise
 
 
 def _take(c: Completion, event: Event, text: TextStream | None, stop_ids: frozenset[int]) -> str:

@@ -146,8 +146,13 @@ class Backend(Protocol):
         """Sampled tokens, i32 [n_steps, n_samples].
 
         n_steps > 1 needs a pure decode batch (sample_rows == arange(n_rows)): sampled tokens are fed back on the
-        device and positions advance. Raises StuckDependency when a wait runs into its limit; the next call is good.
+        device and positions advance. Raises StuckDependency when a wait runs into its limit; `recover` before the next.
         """
+        ...
+
+    def recover(self) -> bool:
+        """Be ready again after a failed run; whether keys and values of the rows outside it are still there. Raises
+        PlowError when that is impossible."""
         ...
 
     def logits(self, program: int, n_samples: int) -> np.ndarray:

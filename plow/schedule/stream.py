@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -47,7 +48,9 @@ def lay_stream(
     weights = WeightSegment()
     weights.place(graph, forms, max_ctx)
     buffers = [Buffers(graph, forms, t, workers) for t in rows]
-    plain, published = max(b.plain for b in buffers), max(b.published for b in buffers)
+    plain, published = max(b.plain for b in buffers), sum(b.published for b in buffers)
+    for earlier, b in pairwise(buffers):
+        b.first = earlier.first + earlier.published
     start = align(weights.bytes)
     published_at = align(start + align(plain), COPY_ALIGN)
     kv_at = published_at + 2 * published
@@ -61,7 +64,7 @@ def lay_stream(
             return weights.offsets[ref]
         if isinstance(ref, CacheRef):
             return kv[ref.name]
-        return b.offsets[ref] + (published_at if ref.kind in PUBLISHED else start)
+        return b.offsets[ref] + (published_at + b.first if ref.kind in PUBLISHED else start)
 
     programs = []
     for t, b in zip(rows, buffers, strict=True):
@@ -110,13 +113,15 @@ def splits_of(form: StreamForm, rows: int, workers: int) -> int:
 class Buffers:
     """Offsets of a program's buffers in the published and in the plain segment (relative to their starts).
 
-    A published buffer has a place of its own: its words must stay unwritten until they are written. States are reused
-    once their last reader has run, which program order on the owner allows.
+    A published buffer has a place of its own, in every program: its words must stay unwritten until they are written,
+    also while another program runs. States are reused once their last reader has run, which program order on the owner
+    allows.
+    first: where the program's published buffers begin.
     """
 
     def __init__(self, graph: Graph, forms: list[StreamForm], rows: int, workers: int) -> None:
         self.offsets: dict[BufferRef, int] = {}
-        self.published = self.plain = 0
+        self.first = self.published = self.plain = 0
         self.rows, self.cols, self.workers = rows, columns(rows), workers
         last = {ref: i for i, f in enumerate(forms) for ref in f.operands.values() if isinstance(ref, BufferRef)}
         free: dict[int, list[int]] = {}

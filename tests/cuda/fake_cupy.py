@@ -1,4 +1,4 @@
-"""A stand-in for CuPy: device memory is host memory, a launch is a Python function that reads its parameters."""
+"""A stand-in for CuPy: device memory is host memory, a launch carries out the jobs at hand and leaves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from plow.packet.abi import ABI_VERSION
-from plow.runtime.cuda_params import PARAMS
+from plow.runtime.cuda_params import JOB, JOB_RING, PARAMS, REPORT_FINISHED, REPORT_LEFT
 
 
 class Array(np.ndarray):
@@ -19,7 +19,7 @@ class Array(np.ndarray):
     def data(self) -> SimpleNamespace:  # type: ignore[override]  # cupy's is a pointer object, numpy's a buffer
         return SimpleNamespace(ptr=self.__array_interface__["data"][0])
 
-    def get(self) -> np.ndarray:
+    def get(self, stream: Any = None) -> np.ndarray:
         return np.array(self)
 
     def set(self, values: np.ndarray, stream: Any = None) -> None:
@@ -29,6 +29,10 @@ class Array(np.ndarray):
 
 class DriverError(RuntimeError):
     pass
+
+
+class LeftHanging(Exception):
+    """Raised by a launch whose kernel stopped itself: CUDA tells it later, at a synchronisation."""
 
 
 class RuntimeErrorOfCuda(RuntimeError):
@@ -48,14 +52,16 @@ def at(pointer: int, dtype: Any, *shape: int) -> np.ndarray:
     return np.asarray(holder).view(dtype).reshape(shape)
 
 
-Launch = Callable[["FakeCupy", np.ndarray], None]
+Launch = Callable[["FakeCupy", np.ndarray, np.ndarray], None]
+"""(device, Params, Job): one job."""
 
 
 KERNELS = tuple(f"plow_interp_c{c}_d{d}" for c in (1, 8) for d in (64, 128, 256))
 
 
 class FakeCupy:
-    """The module `cupy` of a machine with one device. launched, grids, names: of launches. kernels: of the cubin."""
+    """The module `cupy` of a machine with one device. jobs: that were carried out; launched, grids, names: of launches.
+    kernels: of the cubin. slow: a launch leaves before it looks for a job, so often."""
 
     uint8, uint16, uint32, uint64, int32, float32 = np.uint8, np.uint16, np.uint32, np.uint64, np.int32, np.float32
 
@@ -67,9 +73,12 @@ class FakeCupy:
         free: int = 1 << 40,
         blocks: int = 1,
         kernels: tuple[str, ...] = KERNELS,
-        announced: tuple[int, ...] = (384, 230000, PARAMS.itemsize, ABI_VERSION),
+        announced: tuple[int, ...] = (384, 230000, PARAMS.itemsize, JOB.itemsize, ABI_VERSION),
+        slow: int = 0,
     ) -> None:
         self.launched: list[np.ndarray] = []
+        self.jobs: list[np.ndarray] = []
+        self.slow = slow
         self.grids: list[tuple[int, ...]] = []
         self.names: list[str] = []
         self.kernels = kernels
@@ -77,16 +86,22 @@ class FakeCupy:
         self.cooperative = False
         self._launch, self._announced, self._blocks = launch, announced, blocks
         self.full = False
-        stream = SimpleNamespace(synchronize=lambda: None)
+        stream = _Stream()
         self.cuda = SimpleNamespace(
             Device=lambda: SimpleNamespace(compute_capability=capability, attributes={"MultiProcessorCount": sms}),
             driver=SimpleNamespace(
                 CUDADriverError=DriverError, occupancyMaxActiveBlocksPerMultiprocessor=self._occupancy
             ),
-            runtime=SimpleNamespace(CUDARuntimeError=RuntimeErrorOfCuda, memGetInfo=lambda: (free, free)),
+            runtime=SimpleNamespace(
+                CUDARuntimeError=RuntimeErrorOfCuda,
+                memGetInfo=lambda: (free, free),
+                memset=_memset,
+                memsetAsync=lambda at, value, size, stream: _memset(at, value, size),
+                streamQuery=lambda stream: 0,
+            ),
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
             get_current_stream=lambda: stream,
-            Stream=lambda: stream,
+            Stream=lambda non_blocking=False: stream,
             Event=lambda: SimpleNamespace(record=lambda stream=None: None, synchronize=lambda: None),
             get_elapsed_time=lambda a, b: 12.0,
             alloc_pinned_memory=lambda size: bytes_of(size),
@@ -123,9 +138,24 @@ class FakeCupy:
         return self._blocks
 
     def run(self, grid: tuple[int, ...], params: np.ndarray) -> None:
+        """What the resident kernel does, with an idle time of zero."""
         self.grids.append(grid)
         self.launched.append(params.copy())
-        self._launch(self, params)
+        report, taken = at(params["report"], np.uint64, 8), int(params["first_job"])
+        assert at(params["board"], np.uint32, 1)[0] == 0
+        while not self.slow:
+            job = at(params["posted"], JOB, JOB_RING)[taken % JOB_RING]
+            if job["number"] != taken + 1:
+                break
+            self.jobs.append(job.copy())
+            try:
+                self._launch(self, params, job)
+            except LeftHanging:
+                return
+            taken += 1
+            report[REPORT_FINISHED] = taken
+        self.slow = max(self.slow - 1, 0)
+        report[REPORT_LEFT] = params["launch"]
 
 
 class _Function:
@@ -146,6 +176,23 @@ class _Function:
         assert shared_mem == self.max_dynamic_shared_size_bytes > 0
         self.cp.names.append(self.name)
         self.cp.run(grid, params)
+
+
+class _Stream:
+    ptr = 7
+
+    def synchronize(self) -> None:
+        pass
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def _memset(pointer: int, value: int, size: int) -> None:
+    at(pointer, np.uint8, size)[:] = value
 
 
 class _Random:

@@ -14,7 +14,9 @@ from plow.checkpoint import Checkpoint
 from plow.compile import Options, lower
 from plow.models import build
 from plow.oracle import tiny
+from plow.packet.abi import ALIGN
 from plow.runtime.bundle import Bundle
+from plow.runtime.sampler import sample
 from plow.runtime.step import Limits
 from plow.schedule.weights import regions, write_image
 
@@ -29,15 +31,20 @@ def logits_of(token: int, position: int, vocab: int) -> np.ndarray:
     return np.random.default_rng(1000 * token + position).standard_normal(vocab).astype(np.float32)
 
 
-def interpret(bundle: Bundle) -> Callable[[FakeCupy, np.ndarray], None]:
-    """A launch that decodes greedily by `logits_of`, and checks what the real kernel relies on."""
+def interpret(bundle: Bundle) -> Callable[[FakeCupy, np.ndarray, np.ndarray], None]:
+    """A job that decodes by `logits_of`, and checks what the real kernel relies on."""
+    done: dict[str, int] = {}
 
-    def launch(cp: FakeCupy, p: np.ndarray) -> None:
-        published = at(int(p["arena"]) + int(p["published_offset"]), np.uint8, 2 * int(p["published_bytes"]))
-        assert (published == 0xFF).all(), "both copies are unwritten before a launch"
-        published[:] = 0
+    def launch(cp: FakeCupy, params: np.ndarray, p: np.ndarray) -> None:
+        at_published, size = bundle.segments["published"]
+        published = at(int(p["arena"]) + at_published, np.uint8, size)
+        assert (published == 0xFF).all(), "unwritten from the start; the kernel leaves it so"
+        assert int(p["published"]) * ALIGN * 2 == size
+        assert p["step_base"] == done.get("all", 0) & 0xFFFFFFFF and p["parity"] == done.get(str(p["packets"]), 0) % 2
+        for key in ("all", str(p["packets"])):
+            done[key] = done.get(key, 0) + int(p["n_steps"])
         first = at(p["packets"], np.uint8, 16).tobytes()
-        counts = at(p["counts"], np.uint32, int(p["workers"])).tolist()
+        counts = at(p["counts"], np.uint32, int(params["workers"])).tolist()
         record = next(r for r in bundle.packets.programs if [len(x) for x in r.lists] == counts
                       and r.lists[0][0].tobytes()[:16] == first and r.rows >= int(p["n_rows"]))  # fmt: skip
         assert int(p["max_packets"]) == max(counts)
@@ -49,8 +56,12 @@ def interpret(bundle: Bundle) -> Callable[[FakeCupy, np.ndarray], None]:
                 logits = at(row_at, np.float32, vocab)
                 logits[:] = logits_of(int(tokens[row]), int(p["positions"][row]) + e, vocab)
                 if p["sample_index"][row] >= 0:
-                    out[e, p["sample_index"][row]] = logits.argmax()
-                    tokens[row] = int(logits.argmax())
+                    picked = int(logits.argmax())
+                    if int(p["sampled"]) >> row & 1:
+                        names = ("temperature", "top_k", "top_p", "min_p", "seed")
+                        how = [p[n][row].item() for n in names]
+                        picked = sample(logits, *how, int(p["positions"][row]) + e)
+                    out[e, p["sample_index"][row]] = tokens[row] = picked
 
     return launch
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupy import DriverError, FakeCupy, at
-from gpu_rig import LLAMA, WORKERS, interpret, logits_of, lowered
+from fake_cupy import DriverError, FakeCupy, LeftHanging, at
+from gpu_rig import GEMMA3, LLAMA, WORKERS, interpret, logits_of, lowered
 from test_cuda_params import note
 
 from plow.errors import BundleError, RequestError, StuckDependency, ToolMissing
@@ -23,7 +23,7 @@ from plow.runtime.backends import open_backend
 from plow.runtime.bundle import Bundle
 from plow.runtime.cuda import CudaBackend
 from plow.runtime.cuda_device import DeviceError
-from plow.runtime.cuda_params import PARAMS
+from plow.runtime.cuda_params import JOB, PARAMS
 from plow.runtime.engine import Engine
 from plow.runtime.numpy_vm import NumpyBackend
 from plow.runtime.request import Request
@@ -63,20 +63,19 @@ def test_a_step_reaches_the_kernel_and_comes_back(gpu_bundle: Bundle, open_fake:
     assert backend.run(four, batch).tolist() == said([5, 6, 7], 3)
     expected = np.stack([logits_of(t, 3, 300) for t in (5, 6, 7)])
     assert np.array_equal(backend.logits(four, 3), expected)
-    p, cp = backend.cp.launched[0], backend.cp
+    p, params, cp = backend.cp.jobs[0], backend.cp.launched[0], backend.cp
     assert cp.cooperative and cp.grids == [(WORKERS,)] and cp.names == ["plow_interp_c8_d64"]
     backend.run(0, decode(gpu_bundle, [5]))
     assert cp.names[1] == "plow_interp_c1_d64", "one column has a build of its own"
-    assert p["workers"] == WORKERS and p["n_rows"] == 3 and p["n_steps"] == 1 and p["trace"] == 0
-    assert p["published_bytes"] * 2 == gpu_bundle.segments["published"][1]
-    assert p["inflight"] == backend.inflight and p["flags"] == 0
+    assert params["workers"] == WORKERS and p["n_rows"] == 3 and p["n_steps"] == 1 and params["trace"] == 0
+    assert params["inflight"] == backend.inflight and params["flags"] == 0
     assert np.array_equal(at(p["page_table"], np.int32, 8, 4), pages(gpu_bundle))
 
 
 def test_lists_are_padded_with_zero_records(gpu_bundle: Bundle, open_fake: Open) -> None:
     backend = open_fake(gpu_bundle)
     backend.run(0, decode(gpu_bundle, [5]))
-    p, lists = backend.cp.launched[0], gpu_bundle.packets.programs[0].lists
+    p, lists = backend.cp.jobs[0], gpu_bundle.packets.programs[0].lists
     longest = max(map(len, lists))
     table = at(p["packets"], PACKET, WORKERS, longest)
     assert at(p["counts"], np.uint32, WORKERS).tolist() == [len(x) for x in lists]
@@ -84,20 +83,54 @@ def test_lists_are_padded_with_zero_records(gpu_bundle: Bundle, open_fake: Open)
         assert row[: len(packets)].tobytes() == packets.tobytes() and not any(row[len(packets) :].tobytes())
 
 
-def test_steps_are_counted_by_program_and_several_run_in_one_launch(gpu_bundle: Bundle, open_fake: Open) -> None:
+def test_copies_alternate_by_program_and_steps_are_counted_over_all(gpu_bundle: Bundle, open_fake: Open) -> None:
     backend = open_fake(gpu_bundle)
     assert backend.run(0, decode(gpu_bundle, [5]), 3).tolist() == said([5], 3, 3)
     backend.run(program(gpu_bundle, 2), decode(gpu_bundle, [5, 6]))
     backend.run(0, decode(gpu_bundle, [5]))
-    assert [int(p["step_base"]) for p in backend.cp.launched] == [0, 0, 3]
-    assert len({int(p["counters"]) for p in backend.cp.launched}) == 2
-    backend._programs[0].steps = (1 << 32) + 5
+    assert [(int(j["step_base"]), int(j["parity"])) for j in backend.cp.jobs] == [(0, 0), (3, 0), (4, 1)]
+    assert len({int(p["counters"]) for p in backend.cp.launched}) == 1
+
+
+def test_the_count_of_steps_wraps_as_the_counters_do(gpu_bundle: Bundle, open_fake: Open) -> None:
+    def ignore(cp: FakeCupy, params: np.ndarray, job: np.ndarray) -> None:
+        at(job["out_tokens"], np.int32, 1, 8)[:] = 1
+
+    backend = open_fake(gpu_bundle, ignore)
+    backend.resident._steps = (1 << 32) + 5
     backend.run(0, decode(gpu_bundle, [5]))
-    assert backend.cp.launched[-1]["step_base"] == 5, "wraps as the counters do"
+    assert backend.cp.jobs[-1]["step_base"] == 5
 
 
-def test_more_steps_than_the_token_buffer_holds(gpu_bundle: Bundle, open_fake: Open, monkeypatch: Any) -> None:
-    monkeypatch.setattr("plow.runtime.cuda.OUT_STEPS", 2)
+def test_a_job_that_comes_as_the_kernel_leaves_is_taken_by_the_next(gpu_bundle: Bundle, open_fake: Open) -> None:
+    backend = open_fake(gpu_bundle, slow=2)
+    assert backend.run(0, decode(gpu_bundle, [5]), 2).tolist() == said([5], 3, 2)
+    assert [int(p["launch"]) for p in backend.cp.launched] == [1, 2, 3] and len(backend.cp.jobs) == 1
+    for _ in range(20):  # once round the ring and more
+        assert backend.run(0, decode(gpu_bundle, [6])).tolist() == said([6], 3)
+    assert [int(p["first_job"]) for p in backend.cp.launched] == [0, 0, 0, *range(1, 21)]
+
+
+def test_two_models_share_one_interpreter(gpu_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same build, other packets and weights: one resident kernel, whose jobs name the program."""
+    other = lowered(tmp_path, GEMMA3)
+    bundles = [dataclasses.replace(b, manifest={**b.manifest, "interpreter": {
+        **b.manifest["interpreter"], "sha256": "5" * 64}}) for b in (gpu_bundle, other)]  # fmt: skip
+
+    def launch(cp: FakeCupy, params: np.ndarray, job: np.ndarray) -> None:
+        at(job["out_tokens"], np.int32, 1, 8)[0, 0] = int(job["arena"]) % 251
+
+    monkeypatch.setitem(sys.modules, "cupy", FakeCupy(launch))
+    one, two = (CudaBackend(b) for b in bundles)
+    assert one.resident is two.resident and one._kernels[0] is two._kernels[0]
+    for backend in (one, two, one):
+        assert backend.run(0, decode(backend.bundle, [5]))[0, 0] == backend.device_arena.data.ptr % 251
+    assert [int(j["step_base"]) for j in one.cp.jobs] == [0, 1, 2]
+    assert [int(j["parity"]) for j in one.cp.jobs] == [0, 0, 1]
+
+
+def test_more_steps_than_one_job_holds(gpu_bundle: Bundle, open_fake: Open, monkeypatch: Any) -> None:
+    monkeypatch.setattr("plow.runtime.cuda.MAX_STEPS", 2)
     assert open_fake(gpu_bundle).run(0, decode(gpu_bundle, [5]), 9).tolist() == said([5], 3, 9)
 
 
@@ -115,7 +148,7 @@ def test_the_page_table_is_uploaded_when_it_changes(gpu_bundle: Bundle, open_fak
     assert len(seen) == 2 and seen[1][7, 3] == 0, "no block is block 0: nobody reads it"
 
 
-def test_sampled_rows_are_sampled_by_the_reference(gpu_bundle: Bundle, open_fake: Open) -> None:
+def test_sampling_parameters_reach_their_rows(gpu_bundle: Bundle, open_fake: Open) -> None:
     backend = open_fake(gpu_bundle)
     batch = decode(gpu_bundle, [5, 6])
     batch.temperature[1], batch.top_k[1], batch.seed[1] = 0.9, 50, 11
@@ -126,7 +159,7 @@ def test_sampled_rows_are_sampled_by_the_reference(gpu_bundle: Bundle, open_fake
         tokens = [int(a.argmax()), sample(b, float(np.float32(0.9)), 50, 1.0, 0.0, 11, 3 + e)]
         expected.append(tokens)
     assert picked.tolist() == expected and picked[:, 1].tolist() != [s[1] for s in said([5, 6], 3, 3)]
-    assert [int(p["n_steps"]) for p in backend.cp.launched] == [1, 1, 1]
+    assert [int(j["n_steps"]) for j in backend.cp.jobs] == [3] and backend.cp.jobs[0]["sampled"] == 2
     assert batch.tokens.tolist() == [5, 6] and batch.positions.tolist() == [3, 3], "the caller's batch is not changed"
 
 
@@ -155,7 +188,7 @@ def test_diagnosis_times_and_traces(gpu_bundle: Bundle, open_fake: Open) -> None
     backend = open_fake(gpu_bundle)
     backend.flags, backend.inflight = 3, 6
     assert backend.time_steps(0, decode(gpu_bundle, [5]), 24) == pytest.approx(0.5)
-    assert [int(p["n_steps"]) for p in backend.cp.launched] == [5, 24]
+    assert [int(j["n_steps"]) for j in backend.cp.jobs] == [5, 24]
     assert all(p["flags"] == 3 and p["inflight"] == 6 for p in backend.cp.launched)
     longest = max(map(len, gpu_bundle.packets.programs[0].lists))
     assert backend.trace(0, decode(gpu_bundle, [5])).shape == (WORKERS, longest, 4)
@@ -210,7 +243,8 @@ def test_a_device_that_does_not_fit_is_refused(
 
 @pytest.mark.parametrize(
     ("announced", "what"),
-    [((384, 1000, PARAMS.itemsize, 99), "ABI 99"), ((384, 1000, 232, 2), f"232 bytes of param.*{PARAMS.itemsize}")],
+    [((384, 1000, PARAMS.itemsize, JOB.itemsize, 99), "ABI 99"),
+     ((384, 1000, 232, 512, 2), f"232 and 512 bytes of param.*{PARAMS.itemsize} and {JOB.itemsize}")],
 )
 def test_an_interpreter_of_another_shape_is_refused(
     gpu_bundle: Bundle, open_fake: Open, announced: tuple[int, ...], what: str
@@ -233,33 +267,60 @@ def test_without_cupy_the_fix_is_named(gpu_bundle: Bundle, monkeypatch: pytest.M
 
 # -- failures ----------------------------------------------------------------------------------------------------------
 def test_a_stuck_launch_names_the_packet_and_ends_the_backend(gpu_bundle: Bundle, open_fake: Open) -> None:
-    def stop(cp: FakeCupy, p: np.ndarray) -> None:
-        diag = at(p["diag"], np.uint64, 16 + WORKERS * 12 * 2)
+    def stop(cp: FakeCupy, p: np.ndarray, job: np.ndarray) -> None:
+        diag = at(p["diag"], np.uint64, 16 + WORKERS * 12 * 4)
         assert not diag.any(), "notes of an earlier launch are gone"
         diag[0] = 1
         note(diag, 2, 8, 7, 1, 0, 0, 1)
-        raise DriverError("CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure")
+        raise LeftHanging
 
     backend = open_fake(gpu_bundle, stop)
     with pytest.raises(StuckDependency, match="T=1 worker 2 packet") as e:
         backend.run(0, decode(gpu_bundle, [5]))
     assert "epilogue waited for an activation vector" in e.value.what and e.value.exit_code == 1
     for call in (lambda: backend.run(0, decode(gpu_bundle, [5])), lambda: backend.arena):
-        with pytest.raises(DeviceError, match=r"runs nothing any more.*worker 2 packet.*fresh process"):
+        with pytest.raises(DeviceError, match=r"runs nothing any more.*worker 2 packet.*recover it"):
             call()
     assert len(backend.cp.launched) == 1
     backend.close()
-    assert backend.cp.freed == 0, "a lost context is not asked for its memory"
+    assert backend.cp.freed == 1, "the context is whole"
+
+
+def test_after_a_stop_the_backend_recovers(gpu_bundle: Bundle, open_fake: Open) -> None:
+    good, broken = [interpret(gpu_bundle)], [False]
+
+    def launch(cp: FakeCupy, p: np.ndarray, job: np.ndarray) -> None:
+        if broken[0]:
+            at(p["diag"], np.uint64, 1)[0] = 1
+            at(int(job["arena"]) + gpu_bundle.segments["published"][0], np.uint8, 64)[:] = 3
+            at(p["counters"], np.uint32, 1)[0] = 7
+            raise LeftHanging
+        assert at(p["counters"], np.uint32, 1)[0] == 0
+        good[0](cp, p, job)
+
+    backend = open_fake(gpu_bundle, launch)
+    backend.run(0, decode(gpu_bundle, [5]))
+    broken[0] = True
+    with pytest.raises(StuckDependency):
+        backend.run(0, decode(gpu_bundle, [5]))
+    broken[0], good[0] = False, interpret(gpu_bundle)
+    assert backend.recover() and backend.recover()
+    backend._programs[0].steps = 0  # the fake starts to count anew
+    assert backend.run(0, decode(gpu_bundle, [5])).tolist() == said([5], 3)
 
 
 def test_a_launch_that_fails_without_notes_is_a_device_error(gpu_bundle: Bundle, open_fake: Open) -> None:
-    def fail(cp: FakeCupy, p: np.ndarray) -> None:
+    def fail(cp: FakeCupy, p: np.ndarray, job: np.ndarray) -> None:
         raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS:\n an illegal access")
 
     backend = open_fake(gpu_bundle, fail)
     with pytest.raises(DeviceError, match="the device failed: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal access") as e:
         backend.run(0, decode(gpu_bundle, [5]))
     assert e.value.exit_code == 1 and backend.lost
+    with pytest.raises(DeviceError, match="start a fresh process"):
+        backend.recover()
+    backend.close()
+    assert backend.cp.freed == 0, "a lost context is not asked for its memory"
 
 
 def test_an_allocation_that_does_not_fit_does_not_end_the_backend(gpu_bundle: Bundle, open_fake: Open) -> None:

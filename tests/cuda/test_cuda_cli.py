@@ -29,7 +29,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the interpreter's build was asked for; it needs no CUDA compiler here."""
     asked: dict[str, Any] = {}
 
-    def build(out: Path, isa: str = "sm_90a") -> dict[str, Any]:
+    def build(out: Path, programs: list[Any], isa: str = "sm_90a") -> dict[str, Any]:
         asked["isa"] = isa
         (out / "interp.cubin").write_bytes(b"cubin")
         return {"file": "interp.cubin", "sha256": compiler.file_sha256(out / "interp.cubin"), "isa": isa}
@@ -103,8 +103,9 @@ def test_the_benchmark_reports_kernel_engine_and_bytes(shape: Path, monkeypatch:
         assert d["bytes"] == weight_bytes(programs[0]) + d["batch"] * 2 * 2 * 2 * 64 * 2 * 32
         assert d["gb_s"] == pytest.approx(d["bytes"] / 0.5e-3 / 1e9) and len(d["rounds"]["ms_engine"]) == 2
         assert d["tok_s"] == pytest.approx(d["batch"] / d["ms_engine"] * 1e3)
-    timed = [p for p in cp.launched if p["n_steps"] == 24 and p["positions"][0] == 19]
+    timed = [p for p in cp.jobs if p["n_steps"] == 24 and p["positions"][0] == 19]
     assert {int(p["n_rows"]) for p in timed} == {1, 8}
+    fake(shape, monkeypatch)
     text = run(plowrt.app, "bench", "--assets", str(shape), "--allow-uncertified", "--rounds", "1", "--tokens", "4",
                "--prompt-tokens", "1").stdout  # fmt: skip
     assert "batch 8: " in text and "GB/s" in text
@@ -128,7 +129,7 @@ def test_kernel_and_engine_decode_the_same_rows(shape: Path, monkeypatch: pytest
     cp = fake(shape, monkeypatch)
     llm = LLM(shape, allow_uncertified=True)
     run_cuda_bench(llm, 1, 24, 20)
-    timed = [p for p in cp.launched if p["n_steps"] == 24 and p["n_rows"] == 8]
+    timed = [p for p in cp.jobs if p["n_steps"] == 24 and p["n_rows"] == 8]
     assert len(timed) == 3, "the warm engine loop, the events, the engine loop"
     for name in ("tokens", "positions", "slots", "sample_index"):
         assert all(np.array_equal(p[name], timed[0][name]) for p in timed)

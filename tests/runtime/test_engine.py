@@ -191,6 +191,31 @@ def test_a_failed_step_drops_its_requests_and_the_engine_goes_on() -> None:
     assert tokens(finish(engine)[again]) == greedy(prompt(3), 9)
 
 
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_requests_outside_a_failed_batch_go_on(forgetful: bool) -> None:
+    """One row a step: the second request has tokens of its own when the first one's step fails."""
+    backend = FakeBackend(rows=(1,), fail_at=6, forgetful=forgetful)
+    engine = Engine(backend)
+    prompts = [prompt(3, 1), prompt(3, 2), prompt(3, 3)]
+    ids = [engine.add(Request(p, max_tokens=5)) for p in prompts]
+    with pytest.raises(StuckDependency):
+        finish(engine)
+    left = [i for i in ids if engine.has(i)]
+    assert len(left) == 2 and backend.recovered == 1
+    done = finish(engine)
+    for i in left:
+        assert tokens(done[i]) == greedy(prompts[ids.index(i)], 5)[-len(tokens(done[i])):]
+    assert engine.blocks.used_blocks == 0
+
+
+def test_without_recovery_nobody_is_left_waiting() -> None:
+    engine = Engine(FakeBackend(rows=(1,), fail_at=1, gone=True))
+    ids = [engine.add(Request(prompt(3, i), max_tokens=5)) for i in range(3)]
+    with pytest.raises(StuckDependency, match="gone"):
+        finish(engine)
+    assert not any(map(engine.has, ids)) and engine.blocks.used_blocks == 0
+
+
 def test_sampled_text_depends_on_its_seed_and_not_on_batch_mates() -> None:
     params = SamplingParams(temperature=1.0, top_k=50, seed=11)
 
