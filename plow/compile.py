@@ -24,7 +24,7 @@ from plow.packet.abi import ABI_VERSION, KV_BLOCK, UNIT_ROWS
 from plow.packet.container import ProgramRecord
 from plow.rewrite import Rewritten, rewrite
 from plow.runtime import build_cpu, build_cuda
-from plow.runtime.cuda_entries import entries_define
+from plow.runtime.cuda_entries import entry_defines
 from plow.schedule.arena import WeightSegment
 from plow.schedule.laid import Laid
 from plow.schedule.program import lay_units
@@ -159,7 +159,7 @@ def _cpu(out: Path, programs: list[ProgramRecord], **options: Any) -> dict[str, 
 
 
 def _cuda(out: Path, programs: list[ProgramRecord], **options: Any) -> dict[str, Any]:
-    return build_cuda.build(out, **{**options, "defines": (entries_define(programs), *options.get("defines", ()))})
+    return build_cuda.build(out, **{**options, "defines": (*entry_defines(programs), *options.get("defines", ()))})
 
 
 TARGETS = {

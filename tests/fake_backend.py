@@ -123,6 +123,8 @@ class FakeBackend:
     def logits(self, program: int, n_samples: int) -> np.ndarray:
         return self._logits[:n_samples]
 
+    steps_per_call = 1
+
     def recover(self) -> bool:
         self.recovered += 1
         if self.gone:

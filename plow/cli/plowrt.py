@@ -26,7 +26,7 @@ BackendOption = Annotated[
 UncertifiedOption = Annotated[bool, typer.Option("--allow-uncertified", help="run packets without a certificate")]
 
 
-def open_llm(assets: Path, backend: str, allow_uncertified: bool, steps_per_call: int = 1, text: bool = False) -> LLM:
+def open_llm(assets: Path, backend: str, allow_uncertified: bool, steps_per_call: int = 0, text: bool = False) -> LLM:
     """Load a bundle and say loudly what is unusual about it. text: refuse a bundle that has none."""
     from plow.runtime.llm import LLM
 

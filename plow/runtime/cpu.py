@@ -76,6 +76,8 @@ class CpuBackend:
         rows = self.arena[record.logits_offset:][:4 * n_samples * record.logits_stride].view(np.float32)
         return rows.reshape(n_samples, record.logits_stride)[:, :self.bundle.limits.vocab_size]
 
+    steps_per_call = 1
+
     def recover(self) -> bool:
         """See Backend.recover: a stopped program starts anew, and its arena is whole."""
         return True

@@ -50,6 +50,8 @@ class CudaBackend:
     Raises ToolMissing without CuPy, DeviceError when the device has another ISA, too few SMs or too little memory.
     """
 
+    steps_per_call = 32
+
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self.cp = bundle, cupy()
         self.flags, self.inflight, self.lost, self.stopped = 0, INFLIGHT, "", False
@@ -164,7 +166,7 @@ class CudaBackend:
             return np.asarray(found.get())
 
     def recover(self) -> bool:
-        """See Backend.recover: a kernel that stopped itself leaves a whole context; only the data of the failed step are
+        """See Backend.recover: a kernel that stopped itself leaves a whole context; only data of the failed step are
         wrong. What CUDA calls a failure of the device, no process survives: raises DeviceError."""
         if not self.lost:
             return True

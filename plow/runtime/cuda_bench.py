@@ -25,7 +25,6 @@ from plow.runtime.llm import LLM
 from plow.runtime.request import Request
 from plow.runtime.step import StepBatch
 
-STEPS_PER_CALL = 32
 BATCHES = (1, 8)
 
 
@@ -137,7 +136,7 @@ class _Resuming(Engine):
 
 def engine_ms(backend: CudaBackend, c: _Case, tokens: int) -> float:
     """Milliseconds a step through the engine, of sequences whose prompts `prefill` has computed."""
-    engine = _Resuming(backend, steps_per_call=STEPS_PER_CALL)
+    engine = _Resuming(backend)
     for prompt in c.prompts:
         engine.add(Request(prompt.tolist(), max_tokens=tokens))
     engine.resume(c.context - 1)

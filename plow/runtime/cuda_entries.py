@@ -24,7 +24,7 @@ def kernel_name(record: ProgramRecord) -> str:
     return f"plow_interp_c{cols}_d{head_dim}"
 
 
-def entries_define(programs: Iterable[ProgramRecord]) -> str:
-    """The compiler's option that builds what these programs need and no more."""
+def entry_defines(programs: Iterable[ProgramRecord]) -> tuple[str, ...]:
+    """The compiler's options that build what these programs need and no more."""
     needed = sorted({entry_of(p) for p in programs})
-    return "-DPLOW_ENTRIES=" + " ".join(f"ENTRY({cols}, {head_dim})" for cols, head_dim in needed)
+    return "-DPLOW_ONLY", *(f"-DPLOW_C{cols}_D{head_dim}" for cols, head_dim in needed)

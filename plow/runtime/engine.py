@@ -26,6 +26,9 @@ from plow.runtime.step import Backend, StepBatch
 CHUNK_ROWS = 128
 """Prompt rows a step while other sequences decode: bounds how long a new prompt delays their next tokens."""
 
+CALL_S = 0.02
+"""Seconds of a call of several steps: bounds how long an arriving request waits for its turn."""
+
 
 @dataclass
 class _Sequence:
@@ -64,15 +67,18 @@ class Engine:
     """Synchronous: `add` requests, call `step` while `has_work`. Not thread-safe; `AsyncEngine` wraps it for servers.
 
     chunk_rows: see CHUNK_ROWS. steps_per_call: tokens that a pure decode batch may produce in one backend call while
-    nobody waits; their events arrive together.
+    nobody waits; their events arrive together. 0: what the backend asks for, as far as a call stays below CALL_S.
     """
 
-    def __init__(self, backend: Backend, chunk_rows: int = CHUNK_ROWS, steps_per_call: int = 1) -> None:
-        if chunk_rows < 1 or steps_per_call < 1:
-            raise RequestError(f"chunk_rows {chunk_rows}, steps_per_call {steps_per_call}", "Engine", "use at least 1")
+    def __init__(self, backend: Backend, chunk_rows: int = CHUNK_ROWS, steps_per_call: int = 0) -> None:
+        if chunk_rows < 1 or steps_per_call < 0:
+            raise RequestError(f"chunk_rows {chunk_rows}, steps_per_call {steps_per_call}", "Engine", "chunk_rows is at least 1, steps_per_call at least 0")
         self.backend = backend
         self.limits = backend.bundle.limits
-        self.chunk_rows, self.steps_per_call = chunk_rows, steps_per_call
+        self.chunk_rows, self.steps_per_call = chunk_rows, steps_per_call or backend.steps_per_call
+        self._timed = steps_per_call == 0
+        self._step_s: dict[int, float] = {}
+        """Program -> seconds of a step of its last call."""
         self.blocks = BlockManager(self.limits)
         self.metrics = Metrics()
         self._programs = sorted((p.rows, p.samples, i) for i, p in enumerate(backend.bundle.packets.programs))
@@ -121,12 +127,14 @@ class Engine:
             return []
         batch = self._batch(chunks)
         program = self._program(batch)
-        n_steps = self._steps(chunks)
+        n_steps = self._steps(chunks, program)
+        start = time.perf_counter()
         try:
             tokens = self.backend.run(program, batch, n_steps)
         except PlowError:
             self._drop([c.seq for c in chunks])
             raise
+        self._step_s[program] = (time.perf_counter() - start) / n_steps
         self.metrics.steps += n_steps
         self.metrics.rows += n_steps * batch.n_rows
         logprobs = self._logprobs(chunks, program, tokens[0])
@@ -199,12 +207,15 @@ class Engine:
         raise RequestError(f"no program takes {batch.n_rows} rows and {batch.n_samples} samples", "Engine",
                            "compile the bundle with more row buckets")
 
-    def _steps(self, chunks: list[_Chunk]) -> int:
+    def _steps(self, chunks: list[_Chunk], program: int) -> int:
         """Several steps in one call only for pure decode, with nobody waiting and no logits to look at."""
         pure = all(c.rows == 1 and c.sampled and c.seq.request.logprobs is None for c in chunks)
         if self.steps_per_call == 1 or self._waiting or not pure:
             return 1
-        return min(self.steps_per_call, *(c.seq.max_tokens - c.seq.generated for c in chunks))
+        most = self.steps_per_call
+        if self._timed:
+            most = min(most, max(1, int(CALL_S / self._step_s.get(program, CALL_S))))
+        return min(most, *(c.seq.max_tokens - c.seq.generated for c in chunks))
 
     # -- results -------------------------------------------------------------------------------------------------------
     def _logprobs(self, chunks: list[_Chunk], program: int, tokens: np.ndarray) -> dict[int, TokenLogprob]:

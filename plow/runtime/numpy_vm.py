@@ -153,6 +153,8 @@ class NumpyBackend:
         rows = self.arena[start:start + 4 * end * record.logits_stride].view(np.float32)
         return rows.reshape(end, record.logits_stride)[index, :vocab]
 
+    steps_per_call = 1
+
     def recover(self) -> bool:
         """See Backend.recover: a stopped program is forgotten."""
         self._programs.clear()

@@ -132,7 +132,12 @@ class StepBatch:
 
 
 class Backend(Protocol):
-    """Executes the packet programs of one bundle on one device. Owns the arena, KV blocks included."""
+    """Executes the packet programs of one bundle on one device. Owns the arena, KV blocks included.
+
+    steps_per_call: decode steps of a call at most; more than one where the time between two calls counts.
+    """
+
+    steps_per_call: int
 
     @property
     def bundle(self) -> Bundle: ...

@@ -10,7 +10,7 @@ import pytest
 
 from plow.packet.abi import Opcode
 from plow.runtime.bundle import Bundle
-from plow.runtime.cuda_entries import entries_define, kernel_name
+from plow.runtime.cuda_entries import entry_defines, kernel_name
 from plow.runtime.cuda_params import JOB, JOB_WORDS, PARAMS, rows_of
 from plow.runtime.cuda_stuck import DIAG_NOTES, DIAG_WARPS, DIAG_WORDS, WAITS, notes, stuck
 from plow.runtime.step import StepBatch
@@ -126,8 +126,8 @@ def test_a_stop_without_notes_is_still_an_error(gpu_bundle: Bundle, diag: np.nda
 def test_a_bundle_builds_what_its_programs_need(gpu_bundle: Bundle) -> None:
     programs = gpu_bundle.packets.programs
     assert [kernel_name(p) for p in programs] == ["plow_interp_c1_d64", *["plow_interp_c8_d64"] * 3]
-    assert entries_define(programs) == "-DPLOW_ENTRIES=ENTRY(1, 64) ENTRY(8, 64)"
-    assert entries_define(programs[:1]) == "-DPLOW_ENTRIES=ENTRY(1, 64)"
+    assert entry_defines(programs) == ("-DPLOW_ONLY", "-DPLOW_C1_D64", "-DPLOW_C8_D64")
+    assert entry_defines(programs[:1]) == ("-DPLOW_ONLY", "-DPLOW_C1_D64")
     text = (SOURCES / "interp.cu").read_text()
-    known = re.search(r"#define PLOW_ENTRIES (.*)", text)
-    assert known and all(f"ENTRY({c}, {d})" in known[1] for c in (1, 8) for d in (64, 128, 256))
+    for c, d in ((c, d) for c in (1, 8) for d in (64, 128, 256)):
+        assert f"defined(PLOW_C{c}_D{d})\nENTRY({c}, {d})\n" in text

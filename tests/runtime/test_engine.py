@@ -103,6 +103,17 @@ def test_multi_step_calls_stop_when_somebody_waits_or_looks_at_logits() -> None:
     assert len(engine.step()) == 4, "nobody waits"
 
 
+def test_by_default_a_call_has_as_many_steps_as_fit_into_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend(step_s=0.001)
+    backend.steps_per_call = 16
+    engine = Engine(backend)
+    engine.add(Request(prompt(1), max_tokens=60))
+    calls = [len(engine.step()) for _ in range(2)]
+    assert calls[0] == 1 and 2 <= calls[1] <= 16
+    monkeypatch.setattr("plow.runtime.engine.CALL_S", 1e-6)
+    assert len(engine.step()) == 1
+
+
 def test_abort_frees_blocks_at_once_waiting_or_running() -> None:
     engine = Engine(FakeBackend(num_kv_blocks=4))
     a = engine.add(Request(prompt(20), max_tokens=44))
