@@ -131,6 +131,10 @@ struct Attention {
 #pragma unroll
     for (int b = 0; b < CHUNKS; b++)
       query[b] = c.g() < group ? *(const uint4*)(c.s.q + c.g() * DH + b * 32 + c.q() * 8) : make_uint4(0, 0, 0, 0);
+    uint32_t z = 0;
+#pragma unroll
+    for (int b = 0; b < CHUNKS; b++) z |= query[b].x;
+    landed(z);
     return mine;
   }
 

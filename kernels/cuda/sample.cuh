@@ -159,7 +159,9 @@ struct Sampler {
       if (c.lane() == 0) board.answer = list[at];
     }
     consumers_meet();
-    return board.answer;
+    const unsigned long long answer = board.answer;
+    landed((uint32_t)answer | (uint32_t)(answer >> 32));
+    return answer;
   }
   // Descending, bitonic over the next power of two.
   __device__ __forceinline__ void sort(uint32_t n) {

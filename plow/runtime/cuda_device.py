@@ -143,12 +143,14 @@ def words(error: Exception) -> str:
     return " ".join(str(error).split())[:MAX_WORDS]
 
 
-_interpreters: dict[tuple[Any, str], Interpreter] = {}
+_interpreters: dict[tuple[Any, str, int], Interpreter] = {}
 
 
 def interpreter(cp: Any, bundle: Bundle, sms: int) -> Interpreter:
-    """The bundle's interpreter. Bundles of one build share it: their programs then follow each other in one launch."""
-    key = cp, str(bundle.manifest["interpreter"].get("sha256") or bundle.file("interpreter"))
+    """The bundle's interpreter. Bundles of one build and so many workers share it: their programs then follow each other
+    in one launch."""
+    build = str(bundle.manifest["interpreter"].get("sha256") or bundle.file("interpreter"))
+    key = cp, build, int(bundle.packets.header["workers"])
     if key not in _interpreters:
         _interpreters[key] = Interpreter(cp, bundle, sms)
     return _interpreters[key]

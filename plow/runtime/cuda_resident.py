@@ -40,6 +40,10 @@ MAX_STEPS = 1024
 NUM_COUNTERS = 8
 LOOK_S = 0.02
 """How often a waiting host asks CUDA whether the kernel still runs."""
+SPIN_S = 5e-3
+"""How long a job is looked at without a pause, at least: a pause lasts longer than the look."""
+NAP_S = 1e-3
+"""Jobs that take longer are waited for asleep at first."""
 NOTES_S = 0.2
 """From the first note of a late wait to the look at what is missing: by then nothing moves."""
 NOT_READY = 600
@@ -100,6 +104,8 @@ class Resident:
         self._steps = 0
         self._running: Settings | None = None
         self._expected_s: dict[tuple[int, int], float] = {}
+        self._nap = 0.8
+        """Part of a job's expected time that a host sleeps: less where sleeps last longer than asked for."""
 
     def new_job(self) -> np.ndarray:
         """A JOB scalar, to be filled and given to `run`."""
@@ -180,8 +186,11 @@ class Resident:
         start = time.perf_counter()
         look, noted = start + LOOK_S, 0.0
         expected = self._expected_s.get((program, n_steps), 0.0)
-        if expected > 5e-4:
-            time.sleep(0.9 * expected - 1e-4)
+        spin = start + max(2 * expected, SPIN_S)
+        if expected > NAP_S:
+            time.sleep(self._nap * expected)
+            overslept = int(self._report[REPORT_FINISHED]) >= self._posted
+            self._nap = max(0.0, self._nap - 0.1) if overslept else min(0.9, self._nap + 0.01)
         while not (int(self._report[REPORT_FINISHED]) >= self._posted and (tokens >= 0).all()):
             now = time.perf_counter()
             if now > look:
@@ -196,9 +205,10 @@ class Resident:
                 self._stopped()
             elif self._has_left() and int(self._report[REPORT_FINISHED]) < self._posted:
                 self._again()
-            time.sleep(0)
+            if now > spin:
+                time.sleep(1e-4)
         took = time.perf_counter() - start
-        self._expected_s[program, n_steps] = min(took, 2 * expected) if expected else took
+        self._expected_s[program, n_steps] = min(took, 1.5 * expected) if expected else took
 
     def _again(self) -> None:
         """The kernel left when the job was on its way."""

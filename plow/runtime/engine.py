@@ -240,25 +240,29 @@ class Engine:
         for c in chunks:
             c.seq.computed += c.rows
         events: list[Event] = []
-        for step, row in enumerate(tokens.tolist()):
-            for seq, token in zip(sampled, row, strict=True):
-                if seq.slot < 0:  # ended in an earlier step of this call
-                    continue
-                seq.computed += step > 0
-                events.append(self._token(seq, token, now, logprobs.get(seq.id)))
+        for seq, column in zip(sampled, tokens.T.tolist(), strict=True):
+            events += self._tokens(seq, column, now, logprobs.get(seq.id))
         return events
 
-    def _token(self, seq: _Sequence, token: int, now: float, logprob: TokenLogprob | None) -> Event:
-        seq.tokens.append(token)
-        seq.timing.tokens += 1
+    def _tokens(self, seq: _Sequence, column: list[int], now: float, logprob: TokenLogprob | None) -> list[Event]:
+        """Book what a call sampled for a sequence, up to its end. The key and value of the last token are not computed."""
+        room = seq.max_tokens - seq.generated
+        finish: Finish | None = "length" if len(column) >= room else None
+        kept = column[:room]
+        for i, token in enumerate(kept):
+            if token in seq.request.stop_ids:
+                kept, finish = kept[: i + 1], "stop"
+                break
+        seq.tokens += kept
+        seq.computed += len(kept) - 1
+        seq.timing.tokens += len(kept)
         seq.timing.last_token = now
         seq.timing.first_token = seq.timing.first_token or now
-        self.metrics.generated_tokens += 1
-        if token in seq.request.stop_ids:
-            return self._finish(seq, token, "stop", logprob)
-        if seq.generated == seq.max_tokens:
-            return self._finish(seq, token, "length", logprob)
-        return Event(seq.id, token, None, logprob)
+        self.metrics.generated_tokens += len(kept)
+        events = [Event(seq.id, token, None, logprob) for token in kept]
+        if finish:
+            events[-1] = self._finish(seq, kept[-1], finish, logprob)
+        return events
 
     def _drop(self, failed: list[_Sequence]) -> None:
         """After a failed run. When the backend cannot recover, nobody is served."""

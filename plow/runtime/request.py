@@ -89,7 +89,7 @@ class Timing:
         return (self.last_token - self.first_token) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every token, and frozen ones take three times as long
 class Event:
     """A token of a request, or its end without one (abort)."""
 

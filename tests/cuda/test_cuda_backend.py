@@ -129,6 +129,22 @@ def test_two_models_share_one_interpreter(gpu_bundle: Bundle, tmp_path: Path, mo
     assert [int(j["parity"]) for j in one.cp.jobs] == [0, 0, 1]
 
 
+def test_bundles_for_other_numbers_of_workers_share_nothing(
+    gpu_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same build with another grid: a launch has the workers of its own program."""
+    few = lowered(tmp_path, LLAMA, workers=3)
+    bundles = [dataclasses.replace(b, manifest={**b.manifest, "interpreter": {
+        **b.manifest["interpreter"], "sha256": "5" * 64}}) for b in (gpu_bundle, few)]  # fmt: skip
+    runs = {int(b.packets.header["workers"]): interpret(b) for b in bundles}
+    cp = FakeCupy(lambda cp, params, job: runs[int(params["workers"])](cp, params, job))
+    monkeypatch.setitem(sys.modules, "cupy", cp)
+    one, two = (CudaBackend(b) for b in bundles)
+    for backend in (one, two):
+        assert backend.run(0, decode(backend.bundle, [5])).tolist() == said([5], 3)
+    assert cp.grids == [(WORKERS,), (3,)]
+
+
 def test_more_steps_than_one_job_holds(gpu_bundle: Bundle, open_fake: Open, monkeypatch: Any) -> None:
     monkeypatch.setattr("plow.runtime.cuda.MAX_STEPS", 2)
     assert open_fake(gpu_bundle).run(0, decode(gpu_bundle, [5]), 9).tolist() == said([5], 3, 9)
