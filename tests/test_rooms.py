@@ -51,7 +51,8 @@ ONLY_IN: dict[str, set[str]] = {
     "uvicorn": {"plow.serve", "plow.cli"},
     "anthropic": {"harness"},
 }
-"""Third-party package -> the only rooms, packages or modules that may import it (an arm of the campaign is its own process)."""
+"""Third-party package -> the only rooms, packages or modules that may import it (arms of the campaign are processes of
+their own)."""
 
 NUMPY_ONLY = {"plow.graph": {"numpy", "ml_dtypes"}, "plow.packet": {"numpy", "ml_dtypes"}}
 """Rooms whose third-party imports are limited to these packages."""

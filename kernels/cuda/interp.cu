@@ -12,6 +12,10 @@
 // {threads, bytes of dynamic shared memory, sizeof(Params), sizeof(Job), ABI version}: read by the host, so that no number stands twice
 __device__ __constant__ uint32_t plow_launch[5] = {WARPS * 32, sizeof(Shared), sizeof(Params), sizeof(Job), ABI_VERSION};
 
+// Registers of a thread: what the launch gives all three warpgroups alike is all there is, more than that waits for ever.
+constexpr int LAUNCH_REGISTERS = 65536 / (WARPS * 32) / 8 * 8, CONSUMER_REGISTERS = 192, OTHER_REGISTERS = 120;
+static_assert(CONSUMERS * CONSUMER_REGISTERS + (WARPS - CONSUMERS) * OTHER_REGISTERS <= WARPS * LAUNCH_REGISTERS, "setmaxnreg would wait for ever");
+
 template <bool ONE, int DH>
 __device__ __forceinline__ void consume(const Params& p, Shared& s) {
   Consumer c(p, s);
@@ -43,10 +47,10 @@ __device__ __forceinline__ void interpret(const Params& p) {
   __syncthreads();
   const uint32_t warp = threadIdx.x >> 5;
   if (warp < CONSUMERS) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 200;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     consume<ONE, DH>(p, s);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(OTHER_REGISTERS));
     if (warp == EPILOGUE) Epilogue<ONE>(p, s).run();
     else if (warp == LOADER) Loader(p, s).run();
     else if (warp == LEADER && blockIdx.x == 0) Leader(p).run();

@@ -88,7 +88,7 @@ struct Linear {
     float4 sum = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
 #pragma unroll
     for (int j = 1; j < N; j++) sum.x += acc[j][0], sum.y += acc[j][1], sum.z += acc[j][2], sum.w += acc[j][3];
-    c.hand_over(sum, own > 0, ONE);
+    c.hand_over(sum, true, ONE);
 #pragma unroll
     for (int j = 0; j < N; j++)
 #pragma unroll
@@ -100,7 +100,6 @@ struct Linear {
     uint4 lo[8], hi[8];
   };
   __device__ __forceinline__ void take_first(First& f) {
-    if (own == 0) return;
     const Slot slot(stage_of(0, 0));
     c.wait_full(slot);
     const uint32_t a = c.ring(slot) + Consumer::half() * (STAGE / 2) + Consumer::lane() * 16;
@@ -127,20 +126,18 @@ struct Linear {
   __device__ __forceinline__ void narrow(const First& f) {
     Slab<ONE> x0, x1;
     float acc[4][4] = {};
-    if (own) {
-      hint(SLABS - 1);
-      x0.issue(c, x, slab(0), chunks_in(0));
-      if (ONE && SLABS > 1) x1.issue(c, x, slab(1), chunks_in(1));
-      x0.settle(c, x, slab(0), 0);
-      c.mark(1);
-      use_first(acc, f, x0);
-      if (!ONE && SLABS > 1) x1.issue(c, x, slab(1), chunks_in(1));   // there are no registers for it before
-      if (SLABS > 1) x1.settle(c, x, slab(1), 1), visit(acc, 0, 1, x1);
-    }
+    hint(SLABS - 1);
+    x0.issue(c, x, slab(0), chunks_in(0));
+    if (ONE && SLABS > 1) x1.issue(c, x, slab(1), chunks_in(1));
+    x0.settle(c, x, slab(0), 0);
+    c.mark(1);
+    use_first(acc, f, x0);
+    if (!ONE && SLABS > 1) x1.issue(c, x, slab(1), chunks_in(1));
+    if (SLABS > 1) x1.settle(c, x, slab(1), 1), visit(acc, 0, 1, x1);
     finish(acc);
 #pragma unroll 1
     for (uint32_t t = 1; t < tiles; t++) {
-      if (own) visit(acc, t, 0, x0);
+      visit(acc, t, 0, x0);
       if (SLABS > 1) visit(acc, t, 1, x1);
       finish(acc);
     }
@@ -185,11 +182,17 @@ __device__ __forceinline__ void consume_linear(Consumer& c) {
   if (idle || c.idle) consumers_meet();
   c.idle = idle;
   c.mark(0);
-  typename Linear<ONE>::First f;
-  l.take_first(f);
-  c.begin_step();
-  if (l.wide) l.streamed(f);
-  else if (l.own > 1) l.template narrow<2>(f);
-  else l.template narrow<1>(f);
+  // A warp without slabs is taken apart: registers that are not set on one path are alive around the whole packet loop.
+  if (l.own == 0) {
+    c.begin_step();
+    for (uint32_t t = 0; t < l.tiles; t++) c.hand_over(make_float4(0, 0, 0, 0), false, ONE);
+  } else {
+    typename Linear<ONE>::First f;
+    l.take_first(f);
+    c.begin_step();
+    if (l.wide) l.streamed(f);
+    else if (l.own > 1) l.template narrow<2>(f);
+    else l.template narrow<1>(f);
+  }
   c.stage += l.tiles * l.stages;
 }

@@ -20,8 +20,10 @@ from plow.models import build
 from plow.packet import container
 from plow.packet.disasm import disassemble
 from plow.rewrite import report
+from plow.runtime import bundle as bundles
 from plow.schedule.simulate import simulate
 from plow.tune.choices import apply_tuned
+from plow.verify import sass
 
 app = new_app("Build a bundle, look into it, predict its speed.")
 CERTIFIED_TARGETS = ("cpu",)
@@ -215,6 +217,41 @@ def graph_command(
         config = json.loads((assets / "config.json").read_text())
         out.write_text(render(build(config), packets, program, hw.load(machine)))
         _say(f"wrote {out}")
+
+
+@app.command("sass")
+def sass_command(
+    assets: AssetsOption,
+    nvdisasm: Annotated[str, typer.Option("--nvdisasm", help="default: PLOW_NVDISASM, PATH, or the wheel's")] = "",
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Check the GPU interpreter's machine code: no shared memory is given back under loads in flight."""
+    with reporting(as_json, debug):
+        cubin = _cubin(assets)
+        entries = sass.check(cubin, nvdisasm)
+        errors = [v.error(f"{cubin}, {e.name}") for e in entries for v in e.violations]
+        if as_json:
+            rows = [{**vars(e), "violations": len(e.violations)} for e in entries]
+            violations = [e.as_dict() for e in errors]
+            emit({"schema": "plowc.sass/1", "cubin": str(cubin), "entries": rows, "violations": violations})
+        else:
+            table = Table("entry", "instructions", "loads", "arrives", "with loads in flight", title=str(cubin))
+            for e in entries:
+                table.add_row(e.name, *map(str, (e.instructions, e.loads, e.arrives, len(e.violations))))
+            Console().print(table)
+            for error in errors:
+                console.print(f"error: {error.line()}", style="bold red", markup=False, soft_wrap=True)
+        if errors:
+            raise typer.Exit(errors[0].exit_code)
+
+
+def _cubin(assets: Path) -> Path:
+    """The bundle's GPU interpreter, whose digest is right. Raises BundleError, ConfigError for a CPU bundle."""
+    bundle = bundles.load(assets, allow_uncertified=True)
+    if bundle.file("interpreter").suffix != ".cubin":
+        raise ConfigError(f"a bundle for {bundle.target} has no cubin", str(assets), "pass one built with --gpu h200")
+    return bundle.file("interpreter")
 
 
 def _packets(assets: Path) -> container.PacketFile:

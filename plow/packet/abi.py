@@ -406,7 +406,8 @@ OPCODES: dict[Opcode, OpcodeSpec] = {
         {"eps": "of the norm before", "softcap": "0 = off"},
     ),
     Opcode.STREAM_SAMPLE: OpcodeSpec(
-        "the token of row `row`: the id of the largest key (rows with temperature 0)",
+        "the token of row `row`: the id of the largest key; a row with a temperature takes the token that the "
+        "reference sampler takes of its logits",
         {"keys": ("r", "keys"), "logits": ("r", "f32 [cols][logits_stride]"), "tokens": ("w", "tokens")},
         {
             "row": "row of the step",

@@ -147,8 +147,8 @@ _interpreters: dict[tuple[Any, str, int], Interpreter] = {}
 
 
 def interpreter(cp: Any, bundle: Bundle, sms: int) -> Interpreter:
-    """The bundle's interpreter. Bundles of one build and so many workers share it: their programs then follow each other
-    in one launch."""
+    """The bundle's interpreter. Bundles of one build and so many workers share it: their programs then follow each
+    other in one launch."""
     build = str(bundle.manifest["interpreter"].get("sha256") or bundle.file("interpreter"))
     key = cp, build, int(bundle.packets.header["workers"])
     if key not in _interpreters:

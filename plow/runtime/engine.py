@@ -67,12 +67,13 @@ class Engine:
     """Synchronous: `add` requests, call `step` while `has_work`. Not thread-safe; `AsyncEngine` wraps it for servers.
 
     chunk_rows: see CHUNK_ROWS. steps_per_call: tokens that a pure decode batch may produce in one backend call while
-    nobody waits; their events arrive together. 0: what the backend asks for, as far as a call stays below CALL_S.
+    nobody waits; their events arrive together. 0: what the backend asks for, if a call then stays below CALL_S.
     """
 
     def __init__(self, backend: Backend, chunk_rows: int = CHUNK_ROWS, steps_per_call: int = 0) -> None:
         if chunk_rows < 1 or steps_per_call < 0:
-            raise RequestError(f"chunk_rows {chunk_rows}, steps_per_call {steps_per_call}", "Engine", "chunk_rows is at least 1, steps_per_call at least 0")
+            what = f"chunk_rows {chunk_rows}, steps_per_call {steps_per_call}"
+            raise RequestError(what, "Engine", "chunk_rows is at least 1, steps_per_call at least 0")
         self.backend = backend
         self.limits = backend.bundle.limits
         self.chunk_rows, self.steps_per_call = chunk_rows, steps_per_call or backend.steps_per_call
@@ -245,7 +246,7 @@ class Engine:
         return events
 
     def _tokens(self, seq: _Sequence, column: list[int], now: float, logprob: TokenLogprob | None) -> list[Event]:
-        """Book what a call sampled for a sequence, up to its end. The key and value of the last token are not computed."""
+        """Book what a call sampled for a sequence, up to its end. Key and value of the last token are not computed."""
         room = seq.max_tokens - seq.generated
         finish: Finish | None = "length" if len(column) >= room else None
         kept = column[:room]

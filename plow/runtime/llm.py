@@ -39,7 +39,8 @@ class LLM:
 
     def __init__(self, path: Path | str, backend: str = "", allow_uncertified: bool = False,
                  steps_per_call: int = 0, text: bool = False) -> None:
-        """backend: empty = what the bundle was built for; steps_per_call: 0 = the backend's own; text: refuse a shape bundle before its device is touched.
+        """backend: empty = what the bundle was built for; steps_per_call: 0 = the backend's own; text: refuse a shape
+        bundle before its device is touched.
 
         Raises BundleError, or RequestError for an unknown backend or a bundle without text."""
         start = time.perf_counter()

@@ -171,7 +171,7 @@ def test_an_unknown_target_is_a_typed_error(checkpoint):
 def no_device(monkeypatch):
     """An interpreter that needs no CUDA compiler."""
 
-    def build_nothing(out, **options):
+    def build_nothing(out, programs, **options):
         (out / "interp.cubin").write_bytes(b"")
         return {"file": "interp.cubin", "sha256": driver.file_sha256(out / "interp.cubin"), **options}
 
