@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from plow.cli.speed_page import speed_page
 from plow.graph.ops import OPS, Attr, OpSpec
 from plow.packet import abi
 from plow.rewrite import RULES, Rule
@@ -170,6 +171,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/packet-abi.md": packet_abi,
     "docs/ops.md": ops,
     "docs/rules.md": rules,
+    "docs/gpu-speed.md": lambda: speed_page(ROOT, HEADER, table),
 }
 
 

@@ -1,4 +1,4 @@
-"""Blocks that families share: embedding, norm, attention, gated MLP, head. They emit base operators only.
+"""Blocks that families share: embedding, norm, attention, gated MLP, head, a pre-norm stack. Base operators only.
 
 A node is named scope + "." + part ("layer.3.q_proj"); its value has the same name. A weight is named as in the
 checkpoint. hidden states: [T, hidden_size] f32; weights: bf16.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from plow.graph import Graph, Node, TensorType
+from plow.graph import Graph, Node, TensorType, verify
 from plow.graph.ir import ABSENT
+from plow.models.config import FamilyConfig
 from plow.models.rope_config import Rope
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -154,3 +155,23 @@ def head(b: Builder, x: str, norm: Norm, vocab_size: int, hidden_size: int, tied
     logits = b.op("lm_head", "linear", rows, weight, ABSENT, output="" if softcap else "logits")
     if softcap:
         b.op("softcap", "softcap", logits, output="logits", cap=softcap)
+
+
+def pre_norm(
+    c: FamilyConfig, raw: dict[str, Any], attention: Attention, norm: Norm, act: str, mlp_bias: bool = False
+) -> Graph:
+    """The verified graph of a model whose layers are all x + attention(norm(x)), then x + gated_mlp(norm(x)).
+
+    act: name of the op table; hidden: [T, hidden_size]; one output, "logits": [S, vocab_size].
+    """
+    b = Builder()
+    x = embedding(b, c.vocab_size, c.hidden_size)
+    for i in range(c.num_hidden_layers):
+        b.scope, prefix = f"layer.{i}", f"model.layers.{i}"
+        h = norm(b, "input_layernorm", x, f"{prefix}.input_layernorm.weight", c.hidden_size)
+        x = b.op("attention_residual", "add", x, attention(b, h, f"{prefix}.self_attn"))
+        h = norm(b, "post_attention_layernorm", x, f"{prefix}.post_attention_layernorm.weight", c.hidden_size)
+        h = gated_mlp(b, h, f"{prefix}.mlp", c.hidden_size, c.intermediate_size, act, mlp_bias)
+        x = b.op("mlp_residual", "add", x, h)
+    head(b, x, norm, c.vocab_size, c.hidden_size, c.tie_word_embeddings)
+    return verify(b.graph(c.meta(raw, [attention.cache(f"layer.{i}") for i in range(c.num_hidden_layers)])))

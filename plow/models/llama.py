@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from plow.errors import ConfigError
-from plow.graph import Graph, verify
-from plow.models.blocks import ACTIVATIONS, Attention, Builder, Norm, embedding, gated_mlp, head
+from plow.graph import Graph
+from plow.models.blocks import ACTIVATIONS, Attention, Norm, pre_norm
 from plow.models.config import WHERE, FamilyConfig
 from plow.models.rope_config import Rope, single_rope
 
@@ -73,7 +73,7 @@ def build_mistral(config: dict[str, Any]) -> Graph:
 
 def _build(c: LlamaConfig, raw: dict[str, Any], window: int) -> Graph:
     """hidden: [T, hidden_size]; one output, "logits": [S, vocab_size]."""
-    b, norm = Builder(), Norm(c.rms_norm_eps)
+    norm = Norm(c.rms_norm_eps)
     attention = Attention(
         c.hidden_size,
         c.num_attention_heads,
@@ -84,14 +84,4 @@ def _build(c: LlamaConfig, raw: dict[str, Any], window: int) -> Graph:
         window=window,
         bias=c.attention_bias,
     )
-    x = embedding(b, c.vocab_size, c.hidden_size)
-    for i in range(c.num_hidden_layers):
-        b.scope, prefix = f"layer.{i}", f"model.layers.{i}"
-        h = norm(b, "input_layernorm", x, f"{prefix}.input_layernorm.weight", c.hidden_size)
-        x = b.op("attention_residual", "add", x, attention(b, h, f"{prefix}.self_attn"))
-        h = norm(b, "post_attention_layernorm", x, f"{prefix}.post_attention_layernorm.weight", c.hidden_size)
-        h = gated_mlp(b, h, f"{prefix}.mlp", c.hidden_size, c.intermediate_size, ACTIVATIONS[c.hidden_act], c.mlp_bias)
-        x = b.op("mlp_residual", "add", x, h)
-    head(b, x, norm, c.vocab_size, c.hidden_size, c.tie_word_embeddings)
-    caches = [attention.cache(f"layer.{i}") for i in range(c.num_hidden_layers)]
-    return verify(b.graph(c.meta(raw, caches)))
+    return pre_norm(c, raw, attention, norm, ACTIVATIONS[c.hidden_act], c.mlp_bias)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from plow.errors import ConfigError
-from plow.graph import Graph, verify
-from plow.models.blocks import ACTIVATIONS, Attention, Builder, Norm, embedding, gated_mlp, head
+from plow.graph import Graph
+from plow.models.blocks import ACTIVATIONS, Attention, Norm, pre_norm
 from plow.models.config import IGNORED, WHERE, FamilyConfig
 from plow.models.rope_config import single_rope
 
@@ -43,7 +43,7 @@ class Qwen3Config(FamilyConfig):
 def build_qwen3(config: dict[str, Any]) -> Graph:
     """hidden: [T, hidden_size]; one output, "logits": [S, vocab_size]."""
     c = Qwen3Config.parse(config)
-    b, norm = Builder(), Norm(c.rms_norm_eps)
+    norm = Norm(c.rms_norm_eps)
     rope = single_rope(c.rope_theta, c.rope_scaling, c.rope_parameters)
     attention = Attention(
         c.hidden_size,
@@ -54,14 +54,4 @@ def build_qwen3(config: dict[str, Any]) -> Graph:
         rope,
         qk_norm=norm,
     )
-    x = embedding(b, c.vocab_size, c.hidden_size)
-    for i in range(c.num_hidden_layers):
-        b.scope, prefix = f"layer.{i}", f"model.layers.{i}"
-        h = norm(b, "input_layernorm", x, f"{prefix}.input_layernorm.weight", c.hidden_size)
-        x = b.op("attention_residual", "add", x, attention(b, h, f"{prefix}.self_attn"))
-        h = norm(b, "post_attention_layernorm", x, f"{prefix}.post_attention_layernorm.weight", c.hidden_size)
-        h = gated_mlp(b, h, f"{prefix}.mlp", c.hidden_size, c.intermediate_size, ACTIVATIONS[c.hidden_act])
-        x = b.op("mlp_residual", "add", x, h)
-    head(b, x, norm, c.vocab_size, c.hidden_size, c.tie_word_embeddings)
-    caches = [attention.cache(f"layer.{i}") for i in range(c.num_hidden_layers)]
-    return verify(b.graph(c.meta(config, caches)))
+    return pre_norm(c, config, attention, norm, ACTIVATIONS[c.hidden_act])
