@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from plow.errors import RequestError
+from plow.errors import BundleError, RequestError
 from plow.packet.abi import ALIGN, PACKET, STREAM_COLUMNS
 from plow.packet.container import ProgramRecord
 from plow.runtime import cuda_weights
-from plow.runtime.bundle import Bundle
+from plow.runtime.bundle import REBUILD, Bundle
 from plow.runtime.cuda_device import (
     DeviceError,
     Kernel,
@@ -29,6 +29,16 @@ from plow.runtime.cuda_stuck import Published, stuck
 from plow.runtime.step import StepBatch
 
 WARM_STEPS = 5
+
+
+def copy_bytes(bundle: Bundle) -> int:
+    """Bytes of one copy of the published data. Raises BundleError: a wrong number would become an address."""
+    size = bundle.packets.header.get("published_bytes")
+    segment = bundle.segments.get("published", (0, -1))
+    if not isinstance(size, int) or size % ALIGN or 2 * size != segment[1] or segment[0] % ALIGN:
+        what = f"header entry published_bytes is {size!r}, the segment `published` {segment}"
+        raise BundleError(what, str(bundle.path / "model.pkt"), REBUILD)
+    return size
 
 
 @dataclass
@@ -65,6 +75,7 @@ class CudaBackend:
         self._known_pages: np.ndarray | None = None
         self._last: tuple[int, np.ndarray] | None = None
         self._tokens = np.zeros((0, STREAM_COLUMNS), np.int32)
+        self._copy_bytes = copy_bytes(bundle)
         loaded = interpreter(cp, bundle, check_device(cp, bundle))
         self._kernels = [loaded.kernel(record) for record in bundle.packets.programs]
         with self._device("loading"):
@@ -263,7 +274,7 @@ class CudaBackend:
         for name, array in (arrays | {"page_table": self._page_table}).items():
             job[name] = array.data.ptr
         job["n_steps"], job["parity"], job["max_packets"] = n_steps, loaded.steps & 1, loaded.max_packets
-        job["published"] = int(self.bundle.packets.header["published_bytes"]) // ALIGN
+        job["published"] = self._copy_bytes // ALIGN
         job["blocks_per_seq"] = self.bundle.limits.blocks_per_seq
         rows_of(job, batch)
         return job

@@ -275,6 +275,16 @@ def test_a_manifest_without_an_isa_is_refused(gpu_bundle: Bundle, open_fake: Ope
         open_fake(dataclasses.replace(gpu_bundle, manifest=manifest))
 
 
+@pytest.mark.parametrize("value", [None, "x", 64, -64])
+def test_published_data_that_do_not_fit_their_segment_are_refused(
+    gpu_bundle: Bundle, open_fake: Open, value: object
+) -> None:
+    header = {**gpu_bundle.packets.header, "published_bytes": value}
+    packets = dataclasses.replace(gpu_bundle.packets, header=header)
+    with pytest.raises(BundleError, match="published_bytes is"):
+        open_fake(dataclasses.replace(gpu_bundle, packets=packets))
+
+
 def test_without_cupy_the_fix_is_named(gpu_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ToolMissing, match=r"pip install plow\[cuda\]"):
