@@ -23,6 +23,7 @@ from plow.runtime.cuda_device import (
     interpreter,
     words,
 )
+from plow.runtime.cuda_lock import hold
 from plow.runtime.cuda_params import rows_of
 from plow.runtime.cuda_resident import INFLIGHT, MAX_STEPS, Settings, Stopped, resident
 from plow.runtime.cuda_stuck import Published, stuck
@@ -76,7 +77,9 @@ class CudaBackend:
         self._last: tuple[int, np.ndarray] | None = None
         self._tokens = np.zeros((0, STREAM_COLUMNS), np.int32)
         self._copy_bytes = copy_bytes(bundle)
-        loaded = interpreter(cp, bundle, check_device(cp, bundle))
+        sms = check_device(cp, bundle)
+        hold(cp)
+        loaded = interpreter(cp, bundle, sms)
         self._kernels = [loaded.kernel(record) for record in bundle.packets.programs]
         with self._device("loading"):
             self.resident = resident(cp, self.workers)

@@ -14,6 +14,12 @@ from plow.runtime.bundle import Bundle
 from plow.runtime.cuda import CudaBackend
 
 
+@pytest.fixture(autouse=True)
+def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake device is nobody else's."""
+    monkeypatch.setattr("plow.runtime.cuda.hold", lambda cp: None)
+
+
 @pytest.fixture(scope="session")
 def gpu_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return lowered(tmp_path_factory.mktemp("cuda"), LLAMA)
