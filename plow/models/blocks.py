@@ -7,7 +7,7 @@ checkpoint. hidden states: [T, hidden_size] f32; weights: bf16.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from plow.graph import Graph, Node, TensorType, verify
 from plow.graph.ir import ABSENT
@@ -69,6 +69,12 @@ class Attention:
     qk_norm: Norm | None = None
     window: int = 0
     bias: bool = False
+
+    @classmethod
+    def of(cls, c: FamilyConfig, rope: Rope, qk_norm: Norm | None = None, window: int = 0, bias: bool = False) -> Self:
+        """With the config's geometry and the usual scale, 1 / sqrt(head_dim)."""
+        heads = c.num_attention_heads, c.num_key_value_heads
+        return cls(c.hidden_size, *heads, c.head_dim, c.head_dim**-0.5, rope, qk_norm, window, bias)
 
     def __call__(self, b: Builder, x: str, prefix: str) -> str:
         """prefix: e.g. "model.layers.3.self_attn". Returns the output of o_proj: [T, hidden_size]."""

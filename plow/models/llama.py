@@ -74,14 +74,5 @@ def build_mistral(config: dict[str, Any]) -> Graph:
 def _build(c: LlamaConfig, raw: dict[str, Any], window: int) -> Graph:
     """hidden: [T, hidden_size]; one output, "logits": [S, vocab_size]."""
     norm = Norm(c.rms_norm_eps)
-    attention = Attention(
-        c.hidden_size,
-        c.num_attention_heads,
-        c.num_key_value_heads,
-        c.head_dim,
-        c.head_dim**-0.5,
-        c.rope(),
-        window=window,
-        bias=c.attention_bias,
-    )
+    attention = Attention.of(c, c.rope(), window=window, bias=c.attention_bias)
     return pre_norm(c, raw, attention, norm, ACTIVATIONS[c.hidden_act], c.mlp_bias)

@@ -45,13 +45,5 @@ def build_qwen3(config: dict[str, Any]) -> Graph:
     c = Qwen3Config.parse(config)
     norm = Norm(c.rms_norm_eps)
     rope = single_rope(c.rope_theta, c.rope_scaling, c.rope_parameters)
-    attention = Attention(
-        c.hidden_size,
-        c.num_attention_heads,
-        c.num_key_value_heads,
-        c.head_dim,
-        c.head_dim**-0.5,
-        rope,
-        qk_norm=norm,
-    )
+    attention = Attention.of(c, rope, qk_norm=norm)
     return pre_norm(c, config, attention, norm, ACTIVATIONS[c.hidden_act])

@@ -24,7 +24,7 @@ from plow.runtime.cuda_device import (
     words,
 )
 from plow.runtime.cuda_lock import hold
-from plow.runtime.cuda_params import rows_of
+from plow.runtime.cuda_params import JOB, rows_of
 from plow.runtime.cuda_resident import INFLIGHT, MAX_STEPS, Settings, Stopped, resident
 from plow.runtime.cuda_stuck import Published, stuck
 from plow.runtime.step import StepBatch
@@ -188,7 +188,6 @@ class CudaBackend:
             raise DeviceError("the device failed, and this process's context", self.lost, "start a fresh process")
         self.lost, self.stopped = "", False
         with self._device("recovery"):
-            self.resident.restart()
             self._rearm()
         return True
 
@@ -243,26 +242,24 @@ class CudaBackend:
         self, program: int, batch: StepBatch, n_steps: int, events: tuple[Any, Any] | None = None, trace: int = 0
     ) -> np.ndarray:
         """Run checked steps and wait for them; returns i32 [n_steps, STREAM_COLUMNS], tokens by sample."""
-        loaded = None
-        try:
-            with self._device(f"program {program}"):
-                loaded = self._programs[program]
-                if self._known_pages is None or not np.array_equal(self._known_pages, batch.page_table):
-                    self._page_table.set(np.maximum(batch.page_table, 0), stream=self._stream)
-                    self._stream.synchronize()
-                    self._known_pages = batch.page_table.copy()
-                settings = Settings(loaded.kernel, self.flags, self.inflight, trace)
-                missing: list[np.ndarray] = []
+        with self._device(f"program {program}"):
+            loaded = self._programs[program]
+            if self._known_pages is None or not np.array_equal(self._known_pages, batch.page_table):
+                self._page_table.set(np.maximum(batch.page_table, 0), stream=self._stream)
+                self._stream.synchronize()
+                self._known_pages = batch.page_table.copy()
+            settings = Settings(loaded.kernel, self.flags, self.inflight, trace)
+            seen: list[np.ndarray] = []
+            try:
                 self._tokens = self.resident.run(
-                    settings, self._job(loaded, batch, n_steps), events, lambda: missing.append(self._published())
+                    settings, self._job(loaded, batch, n_steps), events, lambda: seen.append(self._published())
                 )
-        except Stopped as e:
-            parity = loaded.steps if loaded else 0
-            found = Published(missing[0], self.bundle.segments["published"][0], parity) if missing else None
-            error = stuck(self.bundle.packets, program, batch.n_rows, e.diag, found)
-            self.lost, self.stopped = f"{error.what} [{error.where}]", True
-            raise error from e
-        loaded.steps += n_steps
+            except Stopped as e:
+                found = Published(seen[0], self.bundle.segments["published"][0], loaded.steps) if seen else None
+                error = stuck(self.bundle.packets, program, batch.n_rows, e.diag, found)
+                self.lost, self.stopped = f"{error.what} [{error.where}]", True
+                raise error from e
+            loaded.steps += n_steps
         self._last = program, batch.sample_rows.copy()
         return self._tokens
 
@@ -272,7 +269,7 @@ class CudaBackend:
         return np.asarray(self._arena[at : at + size].view(self.cp.uint32).get(stream=self._stream))
 
     def _job(self, loaded: _Program, batch: StepBatch, n_steps: int) -> np.ndarray:
-        job = self.resident.new_job()
+        job = np.zeros((), JOB)
         arrays = {"packets": loaded.packets, "counts": loaded.counts, "arena": self._arena}
         for name, array in (arrays | {"page_table": self._page_table}).items():
             job[name] = array.data.ptr

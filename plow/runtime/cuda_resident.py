@@ -21,7 +21,6 @@ from plow.packet.abi import STREAM_COLUMNS
 from plow.runtime.cuda_device import DeviceError, Kernel, failures, words
 from plow.runtime.cuda_params import (
     COUNTER_WORDS,
-    JOB,
     JOB_RING,
     JOB_WORDS,
     PARAMS,
@@ -75,8 +74,8 @@ class Settings:
 class Resident:
     """launches: how often the kernel was started. Thread-safe; one job runs at a time.
 
-    Every method raises DeviceError when CUDA fails, which no process survives; `run` also Stopped, after which
-    `restart` makes it good again.
+    Every method raises DeviceError when CUDA fails, which no process survives; `run` also Stopped, after which the next
+    job is good, whoever posts it.
     """
 
     def __init__(self, cp: Any, workers: int) -> None:
@@ -107,10 +106,6 @@ class Resident:
         self._nap = 0.8
         """Part of a job's expected time that a host sleeps: less where sleeps last longer than asked for."""
 
-    def new_job(self) -> np.ndarray:
-        """A JOB scalar, to be filled and given to `run`."""
-        return np.zeros((), JOB)
-
     def run(
         self,
         settings: Settings,
@@ -118,7 +113,7 @@ class Resident:
         events: tuple[Any, Any] | None = None,
         late: Callable[[], None] = lambda: None,
     ) -> np.ndarray:
-        """Carry out a job and wait for it; returns i32 [n_steps, STREAM_COLUMNS], tokens by sample (-1: none).
+        """Carry out a JOB scalar and wait for it; returns i32 [n_steps, STREAM_COLUMNS], tokens by sample (-1: none).
 
         events: recorded around a launch of its own, which does nothing else. late: called once when warps have waited
         so long that they will stop the kernel: its data can still be looked at.
@@ -140,13 +135,6 @@ class Resident:
             if events:
                 self._until_left()
             return out.copy()
-
-    def restart(self) -> None:
-        """After Stopped: no step is under way."""
-        with self._lock:
-            self._leave()
-            self._steps = 0
-            self.cp.cuda.runtime.memset(self._counters.data.ptr, 0, self._counters.nbytes)
 
     def leave(self) -> None:
         """Let the SMs go now, for whoever else wants them."""
@@ -232,6 +220,8 @@ class Resident:
 
     def _stopped(self) -> None:
         self._until_left()  # the notes of all warps have arrived
+        self._steps = 0  # some workers have counted the step that stopped
+        self.cp.cuda.runtime.memset(self._counters.data.ptr, 0, self._counters.nbytes)
         raise Stopped(self._diag.copy())
 
     def _has_left(self) -> bool:

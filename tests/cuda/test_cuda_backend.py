@@ -335,6 +335,27 @@ def test_after_a_stop_the_backend_recovers(gpu_bundle: Bundle, open_fake: Open) 
     assert backend.run(0, decode(gpu_bundle, [5])).tolist() == said([5], 3)
 
 
+def test_a_stop_leaves_the_other_models_of_the_device_good(gpu_bundle: Bundle, open_fake: Open) -> None:
+    """Before the failed backend has recovered: the counters that they share are those of a fresh start."""
+    seen: list[tuple[int, int]] = []
+
+    def launch(cp: FakeCupy, p: np.ndarray, job: np.ndarray) -> None:
+        counter = at(p["counters"], np.uint32, 1)
+        seen.append((int(job["step_base"]), int(counter[0])))
+        counter[0] += 3  # of WORKERS
+        if len(seen) == 1:
+            at(p["diag"], np.uint64, 1)[0] = 1
+            raise LeftHanging
+        at(job["out_tokens"], np.int32, 1, 8)[:] = 1
+
+    backend, beside = open_fake(gpu_bundle, launch), CudaBackend(gpu_bundle)
+    assert beside.resident is backend.resident
+    with pytest.raises(StuckDependency):
+        backend.run(0, decode(gpu_bundle, [5]))
+    beside.run(0, decode(gpu_bundle, [5]))
+    assert seen == [(0, 0), (0, 0)]
+
+
 def test_a_launch_that_fails_without_notes_is_a_device_error(gpu_bundle: Bundle, open_fake: Open) -> None:
     def fail(cp: FakeCupy, p: np.ndarray, job: np.ndarray) -> None:
         raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS:\n an illegal access")

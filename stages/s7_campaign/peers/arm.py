@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -33,7 +34,7 @@ def brief(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
 
 
-class Arm:
+class Arm(ABC):
     """A greedy decoder of `batch` sequences that stand at one position.
 
     token: i64 [batch], position: i64 [1], both on the device, what the next step reads; logits: [batch, vocab] of the
@@ -48,19 +49,19 @@ class Arm:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.note = ""
 
-    def prepare(self, start: int) -> None:
+    def prepare(self, start: int) -> None:  # noqa: B027  # an arm may have nothing to prepare
         """Compile, tune and capture, at positions from `start` on; `fill` was called before."""
 
     def weaken(self, start: int) -> bool:
         """After a failed check: prepare again without what is most likely wrong. False: nothing can be left out."""
         return False
 
+    @abstractmethod
     def fill(self, kv: torch.Tensor) -> None:
         """Keys and values of the first positions. kv: bf16 [layers, 2, batch, kv_heads, positions, head_dim]."""
-        raise NotImplementedError
 
-    def step(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def step(self) -> None: ...
 
     def seek(self, token: torch.Tensor, position: int) -> None:
         """The next step reads these tokens, i64 [batch], at this position."""
